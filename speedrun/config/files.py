@@ -1,0 +1,105 @@
+"""Recipe and track files: found by name or path, read, and followed along `extends`.
+
+A file holds `extends` (a built-in name, or a path relative to the file), notes about itself
+(`why`), and tables of the schema. Built-in and user files go through the same code.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from speedrun.errors import ConfigError
+
+Kind = Literal["recipe", "track"]
+FOLDERS: dict[Kind, Path] = {
+    "recipe": Path(__file__).parent / "recipes",
+    "track": Path(__file__).parent / "tracks",
+}
+NOTES = ("extends", "why")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One file: its values by dotted key, and what it says of itself."""
+
+    kind: Kind
+    name: str
+    notes: Mapping[str, str]
+    values: Mapping[str, Any]
+
+    @property
+    def origin(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def names(kind: Kind) -> list[str]:
+    return sorted(path.stem for path in FOLDERS[kind].glob("*.toml"))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _locate(kind: Kind, name: str, folder: Path | None) -> Path:
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name).expanduser()
+        path = folder / path if folder and not path.is_absolute() else path
+        if not path.is_file():
+            raise ConfigError(
+                f"{kind} file {name!r} does not exist; name one of {', '.join(names(kind))} "
+                "or a path to a .toml file"
+            )
+        return path
+    path = FOLDERS[kind] / f"{name}.toml"
+    if path.is_file():
+        return path
+    near = get_close_matches(name, names(kind), n=1, cutoff=0.0)
+    raise ConfigError(
+        f"{kind} {name!r} is not known; nearest: {near[0]!r} (known: {', '.join(names(kind))}; "
+        "a path to a .toml file works too)"
+    )
+
+
+def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
+    path = _locate(kind, name, folder)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{kind} file {path.name!r} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{kind} file {name!r} cannot be read: {error.strerror}") from None
+    notes = {key: table.pop(key) for key in NOTES if key in table}
+    for key, value in notes.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{key} = {value!r} in {kind} {path.name!r} must be a string")
+    builtin = path.parent == FOLDERS[kind]
+    shown = path.stem if builtin else name
+    return Layer(kind, shown, notes, dict(flatten(table))), path
+
+
+def chain(kind: Kind, name: str) -> list[Layer]:
+    """The file called `name` and all it extends, oldest ancestor first."""
+    layers: list[Layer] = []
+    seen: list[Path] = []
+    folder: Path | None = None
+    while True:
+        layer, path = _read(kind, name, folder)
+        if path.resolve() in seen:
+            raise ConfigError(
+                f"{kind} {name!r} extends itself: "
+                + " -> ".join([*(p.stem for p in seen), path.stem])
+            )
+        seen.append(path.resolve())
+        layers.insert(0, layer)
+        if "extends" not in layer.notes:
+            return layers
+        name, folder = layer.notes["extends"], path.parent
