@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speedrun.config.files import chain, names
+from speedrun.config.resolve import describe, difference, from_toml, resolve, to_toml
+from speedrun.errors import ConfigError
+
+
+def test_layers_win_in_order_and_remember_their_origin(tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text('why = "base"\n[model]\nlayers = 3\nwidth = 96\nheads = 3\nsoftcap = 30.0\n')
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "base.toml"\n[model]\nlayers = 5\n')
+    track = tmp_path / "track.toml"
+    track.write_text("[model]\nwidth = 64\n[batch]\ntokens = 2048\nlength = 128\n")
+    resolved = resolve(str(child), str(track), ["model.heads=4"], {"train.seed": 7})
+    model = resolved.config.model
+    assert (model.layers, model.width, model.heads, model.softcap) == (5, 64, 4, 30.0)
+    assert resolved.config.train.seed == 7
+    assert resolved.origin["model.layers"] == f"recipe {child}"
+    assert resolved.origin["model.softcap"] == "recipe base.toml"
+    assert resolved.origin["model.width"] == f"track {track}"
+    assert resolved.origin["model.heads"] == "override"
+    assert resolved.origin["train.seed"] == "option"
+    assert ("batch.microbatch", 0, "default") in resolved.rows()
+    assert (resolved.config.recipe, resolved.config.track) == ("child", "track")
+
+
+def test_a_config_is_frozen_and_survives_storage(tmp_path: Path) -> None:
+    config = resolve("modern", "nano", ["optimizer.hidden.betas=[0.8, 0.99]"]).config
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.seed = 3  # type: ignore[misc]
+    stored = tmp_path / "config.toml"
+    stored.write_text(to_toml(config))
+    assert from_toml(stored) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.widht=64", ["model.widht", "override", "nearest", "model.width"]),
+        ("width=64", ["'width'", "model.width"]),
+        ("model=3", ["'model'", "table", "model.layers"]),
+        ("model.heads=two", ["model.heads", "'two'", "integer"]),
+        ("model.bias=1", ["model.bias", "1", "boolean"]),
+        ("model.layers=2.5", ["model.layers", "2.5", "integer"]),
+        ("model.norm=batch", ["model.norm", "'batch'", "'rms' or 'layer'"]),
+        ("model.heads=5", ["model.heads", "5", "must divide", "model.width = 192"]),
+        ("model.kv_heads=2", ["model.kv_heads", "2", "divide", "model.heads = 3"]),
+        ("model.attention_free=[4]", ["model.attention_free", "[4]", "0 to 3"]),
+        ("batch.tokens=1000", ["batch.tokens", "1000", "multiple", "512"]),
+        ("validation.tokens=1000", ["validation.tokens", "1000", "multiple"]),
+        ("attention.window_end=128", ["attention.window_end", "128", "attention.window"]),
+        ("train.steps=-1", ["train.steps", "-1", "greater than or equal to 0"]),
+        ("optimizer.hidden.lr=0", ["optimizer.hidden.lr", "0", "greater than 0"]),
+        ("optimizer.hidden.lr=nan", ["optimizer.hidden.lr", "nan", "finite"]),
+        ("optimizer.hidden.betas=[0.9]", ["optimizer.hidden.betas", "[0.9]", "two moments"]),
+        ("schedule.cooldown=990", ["schedule.cooldown", "990", "schedule.steps = 1000"]),
+        ("nonsense", ["'nonsense'", "key=value"]),
+        ("recipe=x", ["unknown key", "recipe"]),
+    ],
+)
+def test_a_bad_override_is_one_sentence(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("modern", "nano", [override])
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+def test_a_window_longer_than_the_sequence_is_refused() -> None:
+    overrides = ["attention.window=tokens", "attention.window_start=64"]
+    with pytest.raises(ConfigError, match=r"window_end = 1024 .* batch\.length = 512"):
+        resolve("modern", "nano", [*overrides, "attention.window_end=1024"])
+
+
+def test_batches_that_ranks_and_microbatches_cannot_share_are_refused() -> None:
+    config = resolve("modern", "nano", ["batch.tokens=8192", "batch.length=512"]).config
+    assert config.microbatches(world=4) == 1
+    with pytest.raises(ConfigError, match=r"batch\.tokens = 8192 .* 16 sequences .* 3 ranks"):
+        config.microbatches(world=3)
+    config = resolve("modern", "nano", ["batch.microbatch=4"]).config
+    assert config.microbatches(world=2) == 2
+    with pytest.raises(ConfigError, match=r"batch\.microbatch = 4 .* 2 sequences"):
+        config.microbatches(world=8)
+
+
+def test_unknown_names_and_paths(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="recipe 'modren' is not known; nearest: 'modern'"):
+        resolve("modren", "nano")
+    with pytest.raises(ConfigError, match="does not exist"):
+        resolve("modern", str(tmp_path / "none.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[model\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        resolve(str(broken), "nano")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[modle]\nwidth = 3\n")
+    with pytest.raises(ConfigError, match=r"'modle.width' \(recipe .*wrong.toml\).*'model.width'"):
+        resolve(str(wrong), "nano")
+
+
+def test_a_circle_of_extends_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"\n')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"\n')
+    with pytest.raises(ConfigError, match="extends itself: a -> b -> a"):
+        chain("recipe", str(tmp_path / "a.toml"))
+
+
+def test_every_shipped_file_resolves_and_says_why() -> None:
+    for kind in ("recipe", "track"):
+        for name in names(kind):  # type: ignore[arg-type]
+            layers = chain(kind, name)  # type: ignore[arg-type]
+            assert layers[-1].notes["why"]
+    for recipe in names("recipe"):
+        for track in names("track"):
+            resolve(recipe, track)
+
+
+def test_every_key_is_described() -> None:
+    undescribed = [key for key, text in describe().items() if not text]
+    assert undescribed == []
+
+
+def test_difference_lists_what_resolved_values_differ_in() -> None:
+    rows = difference(resolve("modern"), resolve("modern-cosine"))
+    assert ("schedule.shape", "trapezoid", "cosine") in rows
+    assert difference(resolve("modern"), resolve("modern")) == []
+
+
+def test_schedules_scale_with_the_length_of_the_run() -> None:
+    config = resolve("modern", "nano", ["train.steps=100"]).config
+    assert config.schedule.steps == 1000
+    assert config.scaled(config.schedule.cooldown) == config.schedule.cooldown // 10
+    assert resolve("modern", "nano", ["train.steps=0"]).config.steps == 1000
