@@ -1,0 +1,320 @@
+"""Where text comes from: the standard library, files, folders, globs, Hugging Face datasets.
+
+A corpus is a list of files in a fixed order (sources as given, files of a folder or glob sorted)
+that can be streamed any number of times, each time the same documents. Which of them are for
+validation depends on the SHA-256 of a document's text alone, so adding, removing or reordering
+others never moves a document from one side to the other, and copies of a text stay together.
+"""
+
+import difflib
+import glob
+import hashlib
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from speedrun.data.readers import (
+    Piece,
+    format_of,
+    read_jsonl,
+    read_parquet,
+    read_text,
+    text_of,
+)
+from speedrun.errors import ConfigError, DataError
+
+STDLIB = "stdlib"
+HUB = "hf:"
+MAX_DOCUMENT_BYTES = 65_536
+MIN_DOCUMENT_BYTES = 1_024
+WHOLE = 1 << 40  # a document limit no file reaches
+
+# What a reader should know about a pass over the corpus: how often each of these came up.
+Notes = Counter[str]
+BLANK = "blank documents left out"
+NOT_UTF8 = "standard library files that are not UTF-8 left out"
+OTHER_FILES = "files of other kinds left out"
+CUT = "text files cut at line ends"
+
+
+class Document(NamedTuple):
+    """One text; `read` counts the bytes on disk from the start of the corpus up to its end."""
+
+    text: str
+    name: str
+    read: int
+
+    def hash(self) -> bytes:
+        return hashlib.sha256(self.text.encode()).digest()
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a corpus and how to read it."""
+
+    path: Path
+    name: str  # relative to its source, so free of this machine's paths
+    kind: str  # text, jsonl, parquet, or stdlib: never cut, and left out when not UTF-8
+    compression: str | None
+    size: int
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """`hf:NAME[@CONFIG][:SPLIT]`, streamed from the Hugging Face hub."""
+
+    name: str
+    config: str | None
+    split: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents that can be streamed again and again in the same order."""
+
+    names: tuple[str, ...]
+    sources: tuple[SourceFile | HubSource, ...]
+    text_field: str
+    max_document_bytes: int
+    other_files: Notes = field(default_factory=Counter)
+
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        return tuple(source for source in self.sources if isinstance(source, SourceFile))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes on disk, for a progress bar; hub sources count as none."""
+        return sum(file.size for file in self.files)
+
+    def documents(self, notes: Notes | None = None) -> Iterator[Document]:
+        """Stream every document that has text; `notes` counts what was left out or cut."""
+        notes = Counter() if notes is None else notes
+        notes.update(self.other_files)
+        before, some = 0, False
+        for source in self.sources:
+            for piece in self._pieces(source, notes):
+                notes[CUT] += piece.place == "part 2"
+                if not piece.text or piece.text.isspace():
+                    notes[BLANK] += 1
+                    continue
+                some = True
+                name = f"{source.name} {piece.place}".rstrip()
+                yield Document(piece.text, name, before + piece.read)
+            if isinstance(source, SourceFile):
+                notes[BLANK] += source.size == 0
+                before += source.size
+        if not some:
+            raise DataError(f"no document of {', '.join(self.names)} has any text: name others")
+
+    def stamp(self) -> str:
+        """Changes when a file is added, removed or written to; costs one stat per file."""
+        digest = hashlib.sha256()
+        for source in self.sources:
+            line = repr(source)
+            if isinstance(source, SourceFile):
+                line = f"{source.path.resolve()} {line} {_stat(source.path).st_mtime_ns}"
+            digest.update(f"{line}\n".encode())
+        return digest.hexdigest()
+
+    def content_hash(self) -> str:
+        """Depends on what the files hold and not on where they are; reads them all."""
+        digest = hashlib.sha256()
+        for source in self.sources:
+            line = repr(source)
+            if isinstance(source, SourceFile):
+                with source.path.open("rb") as file:
+                    line = f"{source.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+            digest.update(f"{line}\n".encode())
+        return digest.hexdigest()
+
+    def _pieces(self, source: SourceFile | HubSource, notes: Notes) -> Iterator[Piece]:
+        if isinstance(source, HubSource):
+            return _read_hub(source, self.text_field)
+        path, compression = source.path, source.compression
+        if source.kind == "jsonl":
+            return read_jsonl(path, compression, self.text_field)
+        if source.kind == "parquet":
+            return read_parquet(path, self.text_field)
+        if source.kind == "stdlib":
+            return _read_stdlib(path, notes)
+        return read_text(path, compression, self.max_document_bytes)
+
+
+def open_corpus(
+    sources: Sequence[str],
+    *,
+    text_field: str = "text",
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+) -> Corpus:
+    """Find the files behind `sources`; what is missing, empty or of no known kind is refused here.
+
+    A source is `stdlib`, a file, a folder (read with its subfolders, hidden names left out), a
+    glob (`**` for any depth) or `hf:NAME[@CONFIG][:SPLIT]`. File names say how a file is read:
+    JSON lines (.jsonl, .ndjson), .parquet, or text (.txt, .md, .py and other usual endings); all
+    but parquet may be compressed (.gz, .zst). Other files in folders are left out and counted.
+    """
+    if not sources:
+        raise ConfigError("no source is given: name files, folders, globs, hf:NAME or stdlib")
+    if max_document_bytes < MIN_DOCUMENT_BYTES:
+        raise ConfigError(
+            f"a document limit of {max_document_bytes} bytes is too small: "
+            f"use at least {MIN_DOCUMENT_BYTES}"
+        )
+    found: list[SourceFile | HubSource] = []
+    other_files: Notes = Counter()
+    for source in sources:
+        found += _find(source, other_files)
+    paths = [source.path.resolve() for source in found if isinstance(source, SourceFile)]
+    twice = [str(path) for path, count in Counter(paths).items() if count > 1]
+    if twice:
+        raise DataError(f"{twice[0]} is reached by two sources: name it once")
+    names = tuple(source if _is_special(source) else Path(source).name for source in sources)
+    return Corpus(names, tuple(found), text_field, max_document_bytes, other_files)
+
+
+def validation_threshold(fraction: float, smallest: bytes, largest: bytes) -> int:
+    """The bound of `is_validation` for about `fraction` of the documents, with some on each side.
+
+    `smallest` and `largest` are the extreme hashes of the corpus: at least the document with the
+    smallest hash is for validation, and at least the one with the largest is for training.
+    """
+    first, last = _hash_value(smallest), _hash_value(largest)
+    if first == last:
+        raise DataError(
+            "the corpus is one single document, so none is left for validation: add documents, or "
+            "lower the document limit so that a text file is cut into several"
+        )
+    return min(max(int(fraction * 2.0**64), first + 1), last)
+
+
+def is_validation(text_hash: bytes, threshold: int) -> bool:
+    return _hash_value(text_hash) < threshold
+
+
+def _hash_value(text_hash: bytes) -> int:
+    return int.from_bytes(text_hash[:8], "big")
+
+
+def _is_special(source: str) -> bool:
+    return source == STDLIB or source.startswith(HUB)
+
+
+def _find(source: str, other_files: Notes) -> list[SourceFile | HubSource]:
+    if source == STDLIB:
+        return [*_stdlib_files()]
+    if source.startswith(HUB):
+        return [_hub_source(source)]
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return [*_folder_files(path, other_files)]
+    if not path.exists() and glob.has_magic(source):
+        matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (any pattern is valid)
+        files = [Path(match) for match in matches if Path(match).is_file()]
+        if not files:
+            raise DataError(f"no file matches {source!r}: check the pattern and the folder")
+        return [_source_file(file, file.name) for file in files]
+    if not path.exists():
+        raise DataError(f"there is no file, folder or corpus {source!r}{_near(path)}")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty: name a file that holds text")
+    return [_source_file(path, path.name)]
+
+
+def _source_file(path: Path, name: str) -> SourceFile:
+    file_format = format_of(path)
+    if file_format is None:
+        raise DataError(
+            f"{path} has an ending that does not say how to read it: use .txt, .md, .py and the "
+            "like for text, .jsonl (also .gz, .zst) or .parquet, renaming a copy if need be"
+        )
+    return SourceFile(path, name, file_format.kind, file_format.compression, _stat(path).st_size)
+
+
+def _folder_files(folder: Path, other_files: Notes) -> Iterator[SourceFile]:
+    names = [path for path in _walk(folder) if not path.rpartition("/")[2].startswith(".")]
+    known = [name for name in names if format_of(Path(name))]
+    if not known:
+        raise DataError(
+            f"{folder} holds no file this can read among {len(names)}: text, .jsonl or .parquet"
+        )
+    other_files[OTHER_FILES] += len(names) - len(known)
+    for name in known:
+        yield _source_file(folder / name, f"{folder.resolve().name}/{name}")
+
+
+def _walk(folder: Path, leave_out: str = r"\..*") -> list[str]:
+    """Files below `folder` as sorted relative names, without folders that match `leave_out`."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not re.fullmatch(leave_out, name)]
+        found += [(Path(parent) / name).relative_to(folder).as_posix() for name in files]
+    return sorted(found)
+
+
+def _stdlib_files() -> Iterator[SourceFile]:
+    """The running interpreter's own .py files; what installing it generated is left out."""
+    home = Path(sysconfig.get_paths()["stdlib"])
+    for name in _walk(home, r"site-packages|dist-packages|__pycache__|config-.*"):
+        path = home / name
+        if name.endswith(".py") and not path.name.startswith("_sysconfigdata"):
+            yield SourceFile(path, f"{STDLIB}/{name}", "stdlib", None, _stat(path).st_size)
+
+
+def _read_stdlib(path: Path, notes: Notes) -> Iterator[Piece]:
+    try:
+        yield from list(read_text(path, None, WHOLE))
+    except DataError:  # a handful of test files are in other encodings, on purpose
+        notes[NOT_UTF8] += 1
+
+
+def _hub_source(source: str) -> HubSource:
+    match = re.fullmatch(r"hf:([^:@]+)(?:@([^:@]+))?(?::([^:@]+))?", source)
+    if not match:
+        raise ConfigError(
+            f"source {source!r} is not hf:NAME[@CONFIG][:SPLIT], as in hf:roneneldan/TinyStories"
+        )
+    return HubSource(match[1], match[2], match[3] or "train")
+
+
+def _read_hub(source: HubSource, text_field: str) -> Iterator[Piece]:
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"hf:{source.name} needs the hub extra: pip install 'speedrun[hub]'"
+        ) from None
+    row = read = 0
+    try:
+        rows = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
+        for record in rows:
+            row += 1
+            text = text_of(record, text_field, f"hf:{source.name}, row {row}")
+            read += len(text)
+            yield Piece(text, f"row {row}", read)
+    except (OSError, ValueError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise DataError(
+            f"hf:{source.name} cannot be read after row {row} ({reason}): check the name, the "
+            "split and the connection"
+        ) from None
+
+
+def _near(path: Path) -> str:
+    around = [STDLIB]
+    if path.parent.is_dir():
+        around += [str(near) for near in path.parent.iterdir()]
+    close = difflib.get_close_matches(str(path), around, n=1)
+    return f": did you mean {close[0]}?" if close else ": check the name"
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,385 @@
+"""Text to token ids and back: raw bytes, a BPE trained on the corpus, or GPT-2's.
+
+Training uses the `tokenizers` library, encoding tiktoken's Rust core on every core: on 31 MB of
+Python source the two give the same ids, and tiktoken takes 2.2 s against 8.0 s on two cores. Every
+tokenizer keeps one id, end-of-text, that no text can produce; each document opens with it. What is
+stored with a dataset is plain text that other tools read too: `tokenizer.json` in the `tokenizers`
+format for a trained BPE, the two public files unchanged for GPT-2.
+"""
+
+import codecs
+import hashlib
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from speedrun.data.shards import MAX_VOCAB, write_atomically
+from speedrun.errors import ConfigError, DataError
+
+TokenIds = npt.NDArray[np.uint16]
+
+END_OF_TEXT = "<|endoftext|>"
+BYTES = 256
+MIN_BPE = BYTES + 1  # every byte and the end-of-text token
+SPEC_FILE = "spec.json"
+BPE_FILE = "tokenizer.json"
+SPEC_EXAMPLES = "byte, bpe:4096, gpt2, or gpt2:FOLDER"
+
+# GPT-2's word splitter. Possessive quantifiers match the same words as the plain ones and keep a
+# megabyte of spaces from backtracking.
+WORDS = r"'(?:[sdmt]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+class PublicFile(NamedTuple):
+    """One of GPT-2's two files: the names it goes by, its SHA-256, and where it is published."""
+
+    names: tuple[str, ...]
+    sha256: str
+    url: str
+
+
+_GPT2_HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+GPT2_MERGES = PublicFile(
+    ("vocab.bpe", "merges.txt"),
+    "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    _GPT2_HOME + "vocab.bpe",
+)
+GPT2_VOCABULARY = PublicFile(
+    ("encoder.json", "vocab.json"),
+    "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    _GPT2_HOME + "encoder.json",
+)
+# Known without the files, so a folder of public shards has a fingerprint on a machine offline.
+GPT2_FINGERPRINT = hashlib.sha256(
+    f"gpt2 {GPT2_MERGES.sha256} {GPT2_VOCABULARY.sha256}".encode()
+).hexdigest()
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """What a string such as `bpe:4096` asks for; `str()` gives it back without machine paths."""
+
+    kind: str
+    size: int = 0
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        return f"bpe:{self.size}" if self.kind == "bpe" else self.kind
+
+
+def parse_spec(spec: str) -> TokenizerSpec:
+    """`byte`, `bpe:N`, `gpt2` or `gpt2:FOLDER`, checked; anything else is a ConfigError."""
+    kind, colon, rest = spec.partition(":")
+    if kind == "gpt2" and (rest or not colon):
+        return TokenizerSpec("gpt2", folder=Path(rest).expanduser() if rest else None)
+    if spec == "byte":
+        return TokenizerSpec("byte")
+    if kind != "bpe":
+        raise ConfigError(f"tokenizer {spec!r} is not known: use {SPEC_EXAMPLES}")
+    if not re.fullmatch(r"[0-9]{1,9}", rest):
+        raise ConfigError(f"tokenizer {spec!r} needs a vocabulary size, as in bpe:4096")
+    size = int(rest)
+    if not MIN_BPE <= size <= MAX_VOCAB:
+        raise ConfigError(
+            f"tokenizer {spec!r} asks for {size:,} ids, but a BPE has {MIN_BPE} (every byte and "
+            f"end-of-text) to {MAX_VOCAB:,} (16-bit shards): choose a size between"
+        )
+    return TokenizerSpec("bpe", size)
+
+
+class Tokenizer(ABC):
+    """Ids 0 .. vocab_size-1, of which `eot` stands for no text at all."""
+
+    def __init__(self, spec: str, tokens: Sequence[bytes], fingerprint: str) -> None:
+        self.spec = spec
+        self.tokens = tuple(tokens)  # the bytes of each id; empty for eot
+        self.fingerprint = fingerprint
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def eot(self) -> int:
+        return len(self.tokens) - 1
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """The ids of each text, without eot, computed on all cores."""
+
+    @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """What `save` writes besides the spec."""
+
+    def encode(self, text: str) -> TokenIds:
+        return self.encode_batch([text])[0]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        pieces = []
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise DataError(
+                    f"token id {token} is outside the {self.vocab_size:,} ids of the tokenizer "
+                    f"{self.spec}: use the tokenizer the tokens were made with"
+                )
+            pieces.append(self.tokens[token])
+        return b"".join(pieces)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes of text behind each id: what turns nats per token into exact bits per byte."""
+        return np.array([len(token) for token in self.tokens], dtype=np.int64)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer; the spec goes last, so half a folder never passes for whole."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SPEC_FILE).unlink(missing_ok=True)
+        spec = {"spec": self.spec, "vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
+        for name, data in self.files().items():
+            write_atomically(folder / name, data)
+        write_atomically(folder / SPEC_FILE, json.dumps(spec, indent=1).encode())
+
+
+class ByteTokenizer(Tokenizer):
+    """One id per byte of UTF-8, then eot."""
+
+    def __init__(self) -> None:
+        tokens = [bytes([value]) for value in range(BYTES)]
+        super().__init__("byte", [*tokens, b""], _fingerprint(tokens, words=""))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        return [np.frombuffer(_utf8(text), np.uint8).astype(np.uint16) for text in texts]
+
+    def files(self) -> dict[str, bytes]:
+        return {}
+
+
+class BpeTokenizer(Tokenizer):
+    """Byte-pair encoding where an id is also the rank of its merge, run by tiktoken."""
+
+    def __init__(
+        self, spec: str, ranks: Mapping[bytes, int], files: dict[str, bytes], fingerprint: str = ""
+    ) -> None:
+        import tiktoken
+
+        tokens = sorted(ranks, key=ranks.__getitem__)
+        whole = [ranks[token] for token in tokens] == list(range(len(tokens)))
+        if not whole or not all(bytes([value]) in ranks for value in range(BYTES)):
+            raise DataError(f"the vocabulary of tokenizer {spec} has gaps: build the dataset again")
+        super().__init__(spec, [*tokens, b""], fingerprint or _fingerprint(tokens, words=WORDS))
+        self._files = files
+        self._core = tiktoken.Encoding(
+            spec, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens={END_OF_TEXT: self.eot}
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        cores = usable_cores()
+        if len(texts) < 2 or cores == 1:
+            return self._encode(texts)
+        # Strided parts are of about the same length even when the long documents come together.
+        parts = [texts[start::cores] for start in range(cores)]
+        encoded: list[TokenIds] = [np.empty(0, np.uint16)] * len(texts)
+        with ThreadPoolExecutor(cores) as pool:
+            for start, part in enumerate(pool.map(self._encode, parts)):
+                encoded[start::cores] = part
+        return encoded
+
+    def files(self) -> dict[str, bytes]:
+        return self._files
+
+    def _encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        # No special token is allowed or forbidden, so "<|endoftext|>" in a text is ordinary text.
+        for text in texts:
+            if not text.isascii():
+                _utf8(text)
+        encode = self._core.encode_to_numpy
+        return [encode(text, disallowed_special=()).astype(np.uint16) for text in texts]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn a byte-level BPE of exactly `vocab_size` ids, eot included; deterministic."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Library
+
+    spec = str(parse_spec(f"bpe:{vocab_size}"))
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(iter(texts), trainer)
+    reached = library.get_vocab_size() + 1
+    if reached < vocab_size:
+        raise DataError(
+            f"{spec} needs more text: the training documents repeat enough to learn {reached:,} "
+            f"ids, so use bpe:{reached} or less, or add documents"
+        )
+    library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return _bpe_from_json(spec, (library.to_str(pretty=True) + "\n").encode())
+
+
+def create_tokenizer(spec: TokenizerSpec, training_texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer a spec asks for; only `bpe:N` looks at the texts."""
+    if spec.kind == "bpe":
+        return train_bpe(training_texts, spec.size)
+    return ByteTokenizer() if spec.kind == "byte" else load_gpt2(spec.folder)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """A tokenizer as `save` left it, refused when a file is gone or changed."""
+    path = folder / SPEC_FILE
+    try:
+        stored = json.loads(path.read_bytes())
+        text, fingerprint = stored["spec"], stored["fingerprint"]
+        spec = parse_spec(text)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise DataError(
+            f"{path} is not a stored tokenizer ({error!r}): build the dataset again"
+        ) from None
+    if spec.kind == "bpe":
+        tokenizer = _bpe_from_json(text, _read(folder / BPE_FILE))
+    else:
+        tokenizer = ByteTokenizer() if spec.kind == "byte" else load_gpt2(folder)
+    if tokenizer.fingerprint != fingerprint:
+        raise DataError(
+            f"the tokenizer in {folder} encodes differently from the one it was saved as "
+            f"(fingerprint {tokenizer.fingerprint[:12]} against {str(fingerprint)[:12]}): "
+            "build the dataset again"
+        )
+    return tokenizer
+
+
+def load_gpt2(
+    folder: Path | None = None,
+    merges: PublicFile = GPT2_MERGES,
+    vocabulary: PublicFile = GPT2_VOCABULARY,
+) -> Tokenizer:
+    """GPT-2's tokenizer from two files in `folder`, else from tiktoken's cache or the network."""
+    contents = [_public_file(file, folder) for file in (merges, vocabulary)]
+    pairs = (tuple(line.split()) for line in contents[0].decode().split("\n")[1:] if line)
+    ids: dict[str, int] = json.loads(contents[1])
+    ids.pop(END_OF_TEXT)
+    ranks = {_from_printable(token): rank for token, rank in ids.items()}
+    # A merge line makes the token of its own rank: otherwise ids would not be merge priorities.
+    for rank, pair in enumerate(pairs, start=BYTES):
+        assert ids["".join(pair)] == rank, f"merge {rank - BYTES} of GPT-2 is out of order"
+    files = {file.names[0]: data for file, data in zip((merges, vocabulary), contents, strict=True)}
+    return BpeTokenizer("gpt2", ranks, files, GPT2_FINGERPRINT)
+
+
+class StreamDecoder:
+    """Text from ids one at a time: a character split over tokens appears once it is whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token: int) -> str:
+        return self._decoder.decode(self._tokenizer.decode_bytes([token]))
+
+    def finish(self) -> str:
+        """What is left of an unfinished character, as a replacement mark."""
+        return self._decoder.decode(b"", final=True)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which in a container is fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _bpe_from_json(spec: str, data: bytes) -> Tokenizer:
+    try:
+        model: dict[str, Any] = json.loads(data)["model"]
+        ranks = {_from_printable(token): int(rank) for token, rank in model["vocab"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f"{BPE_FILE} of tokenizer {spec} is damaged ({error!r}): build the dataset again"
+        ) from None
+    return BpeTokenizer(spec, ranks, {BPE_FILE: data})
+
+
+def _public_file(file: PublicFile, folder: Path | None) -> bytes:
+    if folder is None:
+        return _fetch(file)
+    found = [folder / name for name in file.names if (folder / name).is_file()]
+    if not found:
+        raise DataError(f"{folder} holds no {' or '.join(file.names)}: download {file.url} into it")
+    data = _read(found[0])
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != file.sha256:
+        raise DataError(
+            f"{found[0]} is not the public GPT-2 file (SHA-256 {digest[:12]}, expected "
+            f"{file.sha256[:12]}): download it again from {file.url}"
+        )
+    return data
+
+
+def _fetch(file: PublicFile) -> bytes:
+    import requests
+    from tiktoken.load import read_file_cached
+
+    try:
+        data: bytes = read_file_cached(file.url, file.sha256)
+    except (requests.RequestException, OSError, ValueError) as error:
+        raise DataError(
+            f"GPT-2's {file.names[0]} is not in tiktoken's cache and {file.url} cannot be fetched "
+            f"({type(error).__name__}): connect once, or copy {GPT2_MERGES.names[0]} and "
+            f"{GPT2_VOCABULARY.names[0]} into a folder and use gpt2:FOLDER"
+        ) from None
+    return data
+
+
+def _printable_bytes() -> Iterator[tuple[str, int]]:
+    """GPT-2's alphabet: a visible Latin-1 character for itself, U+0100 onwards for the others."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    substitute = iter(range(0x100, 0x200))
+    for value in range(BYTES):
+        yield chr(value if value in visible else next(substitute)), value
+
+
+_BYTE_OF = dict(_printable_bytes())
+
+
+def _from_printable(token: str) -> bytes:
+    return bytes(_BYTE_OF[character] for character in token)
+
+
+def _fingerprint(tokens: Iterable[bytes], words: str) -> str:
+    digest = hashlib.sha256(f"speedrun tokenizer 1\n{words}\n".encode())
+    for token in tokens:
+        digest.update(token.hex().encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text has half of a surrogate pair at character {error.start}, which UTF-8 cannot "
+            "hold: remove it"
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): restore the file") from None

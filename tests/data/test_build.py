@@ -1,0 +1,398 @@
+"""Builds: the right tokens, the same bytes after any kill, bounded memory, nothing half-made."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from speedrun.data.build import build_dataset, build_notes, default_dataset
+from speedrun.data.corpus import is_validation, open_corpus
+from speedrun.data.shards import Dataset, read_tokens
+from speedrun.data.staging import locked_folder
+from speedrun.data.tokenizer import BpeTokenizer, TokenIds, train_bpe
+from speedrun.errors import ConfigError, DataError
+
+WORDS = Path(json.__file__).with_name("decoder.py").read_text().split()
+BUILD = """
+import json, sys
+from pathlib import Path
+from speedrun.data.build import build_dataset
+sources, out, tokenizer, options = json.loads(sys.argv[1])
+build_dataset(sources, Path(out), tokenizer, **options)
+"""
+
+
+def story(number: int, words: int = 60) -> str:
+    return " ".join(random.Random(number).choices(WORDS, k=words)) + f" é{number}\n"
+
+
+def write_stories(path: Path, count: int, words: int = 60) -> Path:
+    with path.open("w") as file:
+        for number in range(count):
+            file.write(json.dumps({"text": story(number, words)}) + "\n")
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def child(sources: list[Path], out: Path, tokenizer: str, **options: object) -> list[str]:
+    job = json.dumps([[str(source) for source in sources], str(out), tokenizer, options])
+    return [sys.executable, "-c", BUILD, job]
+
+
+def decoded(folder: Path, split: str) -> list[str]:
+    dataset = Dataset.open(folder)
+    tokens = np.concatenate([read_tokens(path) for path in dataset.split(split).paths])
+    assert tokens[0] == dataset.eot
+    tokenizer = dataset.tokenizer()
+    return [
+        tokenizer.decode(part) for part in np.split(tokens, np.where(tokens == dataset.eot)[0])
+    ][1:]
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe:300"])
+def test_a_dataset_holds_every_document_once(tmp_path: Path, tokenizer: str) -> None:
+    stories = [story(number) for number in range(300)]
+    (tmp_path / "a.jsonl.zst").write_bytes(
+        zstandard.compress(
+            "".join(json.dumps({"text": text}) + "\n" for text in stories[:100]).encode()
+        )
+    )
+    pq.write_table(pa.table({"text": stories[100:299]}), tmp_path / "b.parquet")
+    (tmp_path / "c.txt").write_text(stories[299])
+    sources = [str(tmp_path / name) for name in ("a.jsonl.zst", "b.parquet", "c.txt")]
+    stages: list[str] = []
+    manifest = build_dataset(
+        sources,
+        tmp_path / "out",
+        tokenizer,
+        val_fraction=0.2,
+        shard_tokens=5000,
+        progress=lambda stage, done, total: stages.append(stage) if done == total else None,
+    )
+    hashes = [hashlib.sha256(text.encode()).digest() for text in stories]
+    bound = int(0.2 * 2**64)
+    for split in ("train", "val"):
+        expected = [
+            text
+            for text, text_hash in zip(stories, hashes, strict=True)
+            if is_validation(text_hash, bound) == (split == "val")
+        ]
+        assert decoded(tmp_path / "out", split) == expected
+        info = manifest.splits[split]
+        assert info.documents == len(expected) > 30
+        assert info.bytes == sum(len(text.encode()) for text in expected)
+        assert [shard.tokens for shard in info.shards[:-1]] == [5000] * (len(info.shards) - 1)
+    assert len(manifest.splits["train"].shards) > 2
+    assert manifest.sources == ("a.jsonl.zst", "b.parquet", "c.txt")
+    assert manifest.source_fingerprint == hashlib.sha256(b"".join(hashes)).hexdigest()
+    assert (manifest.tokenizer, manifest.eot) == (tokenizer, manifest.vocab_size - 1)
+    assert manifest.tokenizer_fingerprint == Dataset.open(tmp_path / "out").tokenizer().fingerprint
+    assert stages == (
+        ["scan", "encode"] if tokenizer == "byte" else ["scan", "tokenizer", "encode"]
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["a.jsonl.zst", "b.parquet", "c.txt", "out"]
+    )
+    assert str(tmp_path) not in str(contents(tmp_path / "out"))
+
+
+def test_the_bpe_learns_from_training_documents_alone(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 200)
+    first = build_dataset([str(path)], tmp_path / "one", "bpe:300")
+    bound = int(0.05 * 2**64)
+    documents = list(open_corpus([str(path)]).documents())
+    train = [each.text for each in documents if not is_validation(each.hash(), bound)]
+    assert first.splits["val"].documents == 200 - len(train) > 0
+    everything = train_bpe([each.text for each in documents], 300)
+    assert first.tokenizer_fingerprint != everything.fingerprint
+    assert first.tokenizer_fingerprint == train_bpe(train, 300).fingerprint
+
+
+def test_a_large_corpus_gives_the_bpe_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 4000)
+    whole = build_dataset([str(path)], tmp_path / "whole", "bpe:300")
+    monkeypatch.setattr("speedrun.data.build.BPE_SAMPLE_BYTES", 1 << 20)
+    sample = build_dataset([str(path)], tmp_path / "sample", "bpe:300")
+    again = build_dataset([str(path)], tmp_path / "again", "bpe:300")
+    assert sample.tokenizer_fingerprint == again.tokenizer_fingerprint
+    assert sample.tokenizer_fingerprint != whole.tokenizer_fingerprint
+    assert build_notes(tmp_path / "whole") == []
+    assert "to learn the BPE" in build_notes(tmp_path / "sample")[0]
+
+
+def test_building_again_returns_the_same_dataset_and_refuses_another(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 50)
+    out = tmp_path / "out"
+    first = build_dataset([str(path)], out, "byte")
+    before = contents(out)
+    os.utime(path)
+    inode = out.stat().st_ino
+    assert build_dataset([str(path)], out, "byte") == first
+    assert out.stat().st_ino == inode, "built again although nothing changed"
+    with pytest.raises(DataError, match=r"dataset made with val_fraction 0\.05: use --force"):
+        build_dataset([str(path)], out, "byte", val_fraction=0.1)
+    write_stories(path, 60)
+    with pytest.raises(DataError, match="dataset of other text: use --force"):
+        build_dataset([str(path)], out, "byte")
+    assert contents(out) == before
+    assert build_dataset([str(path)], out, "byte", force=True) != first
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
+
+
+def test_force_never_deletes_what_is_not_a_dataset(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 50)
+    (tmp_path / "out").mkdir()
+    build_dataset([str(path)], tmp_path / "out", "byte")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers/thesis.txt").write_text("years of work")
+    for target in ("papers", "a.jsonl"):
+        with pytest.raises(DataError, match="is not a dataset: choose another folder"):
+            build_dataset([str(path)], tmp_path / target, "byte", force=True)
+    assert (tmp_path / "papers/thesis.txt").read_text() == "years of work"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "tokenizer", "message"),
+    [
+        ("bad.jsonl", b'{"text": "a"}\n{"text": "b"}\n{"no": 1}\n', "byte", "line 3 has no field"),
+        ("bad.txt", b"abc\xff", "byte", "not UTF-8 at byte 3"),
+        ("one.txt", b"only one document\n", "byte", "one single document"),
+        ("few.jsonl", b'{"text": "aa"}\n{"text": "bb"}\n', "bpe:4096", "needs more text"),
+    ],
+)
+def test_a_bad_input_leaves_nothing_behind(
+    tmp_path: Path, name: str, data: bytes, tokenizer: str, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        build_dataset([str(tmp_path / name)], tmp_path / "out", tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_bad_options_are_refused(tmp_path: Path) -> None:
+    for fraction in (0.0, 1.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="not between 0 and 1"):
+            build_dataset(["stdlib"], tmp_path / "out", "byte", val_fraction=fraction)
+    with pytest.raises(ConfigError, match="use at least 1"):
+        build_dataset(["stdlib"], tmp_path / "out", "byte", shard_tokens=0)
+    with pytest.raises(ConfigError, match="cannot become a dataset"):
+        build_dataset(["stdlib"], Path("/"), "byte")
+    assert not list(tmp_path.iterdir())
+
+
+def test_sources_that_change_under_way_are_noticed(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 50)
+
+    def meddle(stage: str, done: int, total: int) -> None:
+        if stage == "encode" and done == 0:
+            write_stories(path, 49)
+
+    with pytest.raises(DataError, match="changed while they were being read"):
+        build_dataset([str(path)], tmp_path / "out", "byte", shard_tokens=1000, progress=meddle)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.jsonl"]
+    assert build_dataset([str(path)], tmp_path / "out", "byte").splits["train"].tokens
+
+
+def test_two_builds_at_once(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 50)
+    with locked_folder(tmp_path / "out.partial", wait=False):
+        with pytest.raises(DataError, match="in use by another process"):
+            build_dataset([str(path)], tmp_path / "out", "byte")
+        waiting = subprocess.Popen(child([path], tmp_path / "out", "byte", wait=True))
+        time.sleep(0.5)
+        assert waiting.poll() is None
+        assert not (tmp_path / "out").exists()
+    assert waiting.wait(timeout=30) == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
+
+
+def test_default_dataset_is_built_once_by_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
+    path = write_stories(tmp_path / "my stories.jsonl", 400)
+    code = (
+        "import sys; from speedrun.data.build import default_dataset;"
+        "print(default_dataset(sys.argv[1:], 'bpe:300'))"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {process.communicate(timeout=60)[0] for process in running}
+    assert len(answers) == 1
+    folder = Path(answers.pop().strip())
+    assert list((tmp_path / "home/datasets").iterdir()) == [folder]
+    assert folder.name.startswith("my-stories.jsonl-bpe-300-")
+    before = folder.stat().st_mtime_ns
+    os.utime(path)
+    assert default_dataset([str(path)], "bpe:300") == folder
+    assert folder.stat().st_mtime_ns == before
+    write_stories(path, 401)
+    assert default_dataset([str(path)], "bpe:300") != folder
+
+
+def killed_builds(
+    command: list[str], out: Path, whole: dict[str, bytes], moments: list[float]
+) -> int:
+    """Kill a build after each of `moments` seconds, then let it end; how many kills found it."""
+    killed = 0
+    for moment in moments:
+        process = subprocess.Popen(command)
+        try:
+            process.wait(timeout=moment)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+        if out.exists():
+            assert contents(out) == whole, "a half-made dataset has the real name"
+            return killed
+        partial = out.with_name(out.name + ".partial")
+        if partial.exists() and not (partial / "manifest.json").exists():
+            with pytest.raises(DataError):
+                Dataset.open(partial)
+    subprocess.run(command, check=True)
+    assert contents(out) == whole
+    return killed
+
+
+def test_a_killed_build_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 3000)
+    started = time.monotonic()
+    subprocess.run(child([path], tmp_path / "whole", "bpe:600", shard_tokens=40_000), check=True)
+    seconds = time.monotonic() - started
+    whole = contents(tmp_path / "whole")
+    assert len(whole) > 12
+    draw = random.Random(0)
+    killed = 0
+    for attempt in range(2):
+        out = tmp_path / f"out{attempt}"
+        command = child([path], out, "bpe:600", shard_tokens=40_000)
+        moments = [draw.uniform(0.3, 1.0) * seconds for _ in range(3)]
+        killed += killed_builds(command, out, whole, moments)
+    assert killed, "no kill hit a running build"
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def stop_at(path: Path, out: Path, tokenizer: str, shards: int) -> None:
+    """Build until `shards` shards are journaled, then die as if killed."""
+    code = BUILD.replace(
+        "build_dataset(sources",
+        "import os, speedrun.data.journal as journal\n"
+        "save = journal.Journal.save\n"
+        "def dying(self, folder):\n"
+        "    save(self, folder)\n"
+        "    done = sum(len(state.shards) for state in self.splits.values())\n"
+        f"    if done == {shards}: os._exit(9)\n"
+        "journal.Journal.save = dying\n"
+        "build_dataset(sources",
+    )
+    job = json.dumps([[str(path)], str(out), tokenizer, {"shard_tokens": 15_000}])
+    assert subprocess.run([sys.executable, "-c", code, job]).returncode == 9
+
+
+def test_finished_work_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 800)
+    build_dataset([str(path)], tmp_path / "whole", "bpe:300", shard_tokens=15_000)
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    stop_at(path, out, "bpe:300", shards=6)
+    shard = partial / "speedrun_train_000003.bin"
+    written = shard.stat().st_mtime_ns
+    stages: set[str] = set()
+    encoded: list[str] = []
+    encode = BpeTokenizer.encode_batch
+
+    def watched(self: BpeTokenizer, texts: list[str]) -> list[TokenIds]:
+        encoded.extend(texts)
+        return encode(self, texts)
+
+    def note(stage: str, *_: int) -> None:
+        stages.add(stage)
+
+    monkeypatch.setattr(BpeTokenizer, "encode_batch", watched)
+    build_dataset([str(path)], out, "bpe:300", shard_tokens=15_000, progress=note)
+    assert stages == {"encode"}, "scanned or trained again"
+    assert (out / shard.name).stat().st_mtime_ns == written, "wrote a finished shard again"
+    assert 0 < len(encoded) < 800, "encoded finished documents again"
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "name", ["speedrun_train_000001.bin", "journal.json", "tokenizer/spec.json"]
+)
+def test_damage_to_an_unfinished_build_is_repaired(tmp_path: Path, name: str) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 800)
+    build_dataset([str(path)], tmp_path / "whole", "bpe:300", shard_tokens=15_000)
+    stop_at(path, tmp_path / "out", "bpe:300", shards=6)
+    damaged = tmp_path / "out.partial" / name
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2 :] = b"?" * 10
+    damaged.write_bytes(data)
+    build_dataset([str(path)], tmp_path / "out", "bpe:300", shard_tokens=15_000)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_an_unfinished_build_of_something_else_is_not_used(tmp_path: Path) -> None:
+    path = write_stories(tmp_path / "a.jsonl", 800)
+    stop_at(path, tmp_path / "out", "bpe:300", shards=6)
+    write_stories(path, 700)
+    build_dataset([str(path)], tmp_path / "whole", "byte", shard_tokens=50_000)
+    build_dataset([str(path)], tmp_path / "out", "byte", shard_tokens=50_000)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+MEASURE = """
+import resource
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+small = [sources[0]]
+build_dataset(small, Path(out + "-small"), tokenizer, **options)
+before = peak()
+build_dataset(sources, Path(out), tokenizer, **options)
+print(peak() - before)
+"""
+
+
+def grown_megabytes(tmp_path: Path, megabytes: int, tokenizer: str) -> int:
+    """Growth of peak memory from a 4 MB build to one of `megabytes`, in one process."""
+    small = write_stories(tmp_path / "small.jsonl", 2500, words=200)
+    text = small.read_bytes()
+    large = tmp_path / "large.jsonl"
+    with large.open("wb") as file:
+        while file.tell() < megabytes << 20:
+            file.write(text)
+    code = BUILD.replace("build_dataset(sources, Path(out), tokenizer, **options)\n", MEASURE)
+    options = {"shard_tokens": 1_000_000}
+    job = json.dumps([[str(small), str(large)], str(tmp_path / "out"), tokenizer, options])
+    run = subprocess.run(
+        [sys.executable, "-c", code, job], capture_output=True, text=True, check=True
+    )
+    return int(run.stdout)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    assert grown_megabytes(tmp_path, 80, "byte") < 50
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_a_large_corpus(tmp_path: Path) -> None:
+    assert grown_megabytes(tmp_path, 70, "bpe:512") < 50

@@ -1,0 +1,243 @@
+"""Tokenizers: exact round trips, the reserved end-of-text id, storage, and every refusal."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speedrun.data.tokenizer import (
+    END_OF_TEXT,
+    GPT2_FINGERPRINT,
+    PublicFile,
+    StreamDecoder,
+    Tokenizer,
+    create_tokenizer,
+    load_gpt2,
+    load_tokenizer,
+    parse_spec,
+    train_bpe,
+)
+from speedrun.errors import ConfigError, DataError
+
+SOURCES = [Path(json.__file__).parent / name for name in ("decoder.py", "encoder.py", "scanner.py")]
+TEXTS = [path.read_text() for path in SOURCES]
+BYTE = create_tokenizer(parse_spec("byte"), [])
+BPE = train_bpe(TEXTS, 400)
+
+
+def public_pair(tokenizer: Tokenizer, folder: Path) -> tuple[PublicFile, PublicFile]:
+    """A trained BPE in the layout of GPT-2's two files, with their hashes as the expected ones."""
+    stored = json.loads(tokenizer.files()["tokenizer.json"])
+    merges = "#version: 0.2\n" + "".join(
+        " ".join(pair) + "\n" for pair in stored["model"]["merges"]
+    )
+    vocabulary = json.dumps({**stored["model"]["vocab"], END_OF_TEXT: tokenizer.eot})
+    files = []
+    for names, text in ((("vocab.bpe",), merges), (("encoder.json",), vocabulary)):
+        (folder / names[0]).write_text(text, encoding="utf-8")
+        files.append(PublicFile(names, hashlib.sha256(text.encode()).hexdigest(), "http://example"))
+    return files[0], files[1]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=["byte", "bpe"])
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_round_trip_is_exact(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.uint16
+    assert tokenizer.decode_bytes(ids) == text.encode()
+    assert tokenizer.eot not in ids
+    assert tokenizer.token_bytes()[ids].sum() == len(text.encode())
+    stream = StreamDecoder(tokenizer)
+    assert "".join([*(stream.feed(int(token)) for token in ids), stream.finish()]) == text
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=["byte", "bpe"])
+def test_end_of_text_in_a_text_is_ordinary_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(f"a{END_OF_TEXT}b")
+    assert tokenizer.eot not in ids
+    assert tokenizer.decode(ids) == f"a{END_OF_TEXT}b"
+    assert tokenizer.token_bytes()[tokenizer.eot] == 0
+
+
+def test_batches_encode_like_single_texts_in_order() -> None:
+    texts = [text[start : start + 97] for text in TEXTS for start in range(0, len(text), 97)]
+    together = BPE.encode_batch(texts)
+    assert len(together) == len(texts) > 50
+    assert all(
+        np.array_equal(ids, BPE.encode(text)) for ids, text in zip(together, texts, strict=True)
+    )
+    assert BPE.encode_batch([]) == []
+
+
+def test_ids_equal_those_of_the_tokenizers_library(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library
+
+    BPE.save(tmp_path)
+    library = Library.from_file(str(tmp_path / "tokenizer.json"))
+    assert library.token_to_id(END_OF_TEXT) == BPE.eot == BPE.vocab_size - 1 == 399
+    for text in [*TEXTS, "naïve  café\n\n\t'll 日本語 👩‍👩‍👧 \r\n   x"]:
+        assert library.encode(text).ids == BPE.encode(text).tolist()
+        assert library.decode(library.encode(text).ids) == text
+
+
+def test_long_runs_do_not_blow_up() -> None:
+    for text in (" " * 300_000 + "x", "a" * 300_000, "\n" * 300_000, "é" * 100_000):
+        assert BPE.decode(BPE.encode(text)) == text
+
+
+def test_stream_holds_back_half_a_character() -> None:
+    stream = StreamDecoder(BYTE)
+    assert [stream.feed(value) for value in "é!".encode()] == ["", "é", "!"]
+    assert stream.feed(0xC3) == ""
+    assert stream.finish() == "\ufffd"
+
+
+def test_training_is_the_same_in_another_process() -> None:
+    code = (
+        "import json, pathlib, sys; from speedrun.data.tokenizer import train_bpe;"
+        "print(train_bpe([pathlib.Path(p).read_text() for p in sys.argv[1:]], 400).fingerprint)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, *map(str, SOURCES)], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == BPE.fingerprint
+    assert train_bpe(TEXTS[:2], 400).fingerprint != BPE.fingerprint
+
+
+def test_storage_is_plain_and_checked(tmp_path: Path) -> None:
+    for tokenizer in (BYTE, BPE):
+        folder = tmp_path / tokenizer.spec.replace(":", "-")
+        tokenizer.save(folder)
+        for path in folder.iterdir():
+            json.loads(path.read_text())
+        again = load_tokenizer(folder)
+        assert (again.spec, again.fingerprint, again.tokens) == (
+            tokenizer.spec,
+            tokenizer.fingerprint,
+            tokenizer.tokens,
+        )
+        assert np.array_equal(again.encode(TEXTS[0]), tokenizer.encode(TEXTS[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("tokenizer.json", lambda data: data[: len(data) // 2]),
+        ("tokenizer.json", lambda data: data.replace(b'"it"', b'"hh"')),
+        ("tokenizer.json", lambda data: data.replace(b'"it": ', b'"it": 9')),
+        ("spec.json", lambda data: data[:20]),
+        ("spec.json", lambda data: data.replace(b"bpe:400", b"bpe:1")),
+        ("spec.json", lambda data: data[:0] + b"[]"),
+    ],
+)
+def test_damaged_storage_is_refused(tmp_path: Path, name: str, damage: object) -> None:
+    assert callable(damage)
+    BPE.save(tmp_path)
+    before = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(damage(before))
+    assert (tmp_path / name).read_bytes() != before
+    with pytest.raises(DataError, match="build the dataset again"):
+        load_tokenizer(tmp_path)
+
+
+def test_missing_storage_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a stored tokenizer"):
+        load_tokenizer(tmp_path)
+    BPE.save(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["", "bytes", "byte:3", "bpe", "bpe:", "bpe:x", "bpe:-5", "gpt2:"])
+def test_bad_specs_are_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"bpe:4096"):
+        parse_spec(spec)
+
+
+@pytest.mark.parametrize("size", [0, 256, 65_536, 100_000])
+def test_sizes_out_of_range_are_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match=r"257 .* 65,535"):
+        parse_spec(f"bpe:{size}")
+
+
+def test_specs_print_without_machine_paths() -> None:
+    assert [str(parse_spec(spec)) for spec in ("byte", "bpe:300", "gpt2", "gpt2:/a/b")] == [
+        "byte",
+        "bpe:300",
+        "gpt2",
+        "gpt2",
+    ]
+
+
+def test_too_little_text_says_how_many_ids_it_gives() -> None:
+    with pytest.raises(DataError, match=r"learn (\d+) ids, so use bpe:\1") as caught:
+        train_bpe(["the cat the cat the dog"], 4096)
+    size = int(str(caught.value).split("bpe:")[2].split()[0])
+    assert train_bpe(["the cat the cat the dog"], size).vocab_size == size
+    assert train_bpe([], 257).vocab_size == 257
+
+
+def test_ids_outside_the_vocabulary_and_lone_surrogates_are_refused() -> None:
+    with pytest.raises(DataError, match="token id 400 is outside the 400 ids"):
+        BPE.decode([5, 400])
+    for tokenizer in (BYTE, BPE):
+        with pytest.raises(DataError, match="surrogate pair at character 2"):
+            tokenizer.encode("ab\ud800c")
+
+
+def test_gpt2_from_files(tmp_path: Path) -> None:
+    merges, vocabulary = public_pair(BPE, tmp_path)
+    gpt2 = load_gpt2(tmp_path, merges, vocabulary)
+    assert (gpt2.spec, gpt2.vocab_size, gpt2.fingerprint) == ("gpt2", 400, GPT2_FINGERPRINT)
+    for text in TEXTS:
+        assert np.array_equal(gpt2.encode(text), BPE.encode(text))
+    gpt2.save(tmp_path / "saved")
+    assert (tmp_path / "saved/vocab.bpe").read_bytes() == (tmp_path / "vocab.bpe").read_bytes()
+    assert np.array_equal(
+        load_gpt2(tmp_path / "saved", merges, vocabulary).encode("for x"), BPE.encode("for x")
+    )
+
+
+def test_gpt2_files_are_checked_by_hash(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no vocab\.bpe or merges\.txt: download https"):
+        load_gpt2(tmp_path)
+    merges, vocabulary = public_pair(BPE, tmp_path)
+    with pytest.raises(DataError, match=r"vocab\.bpe is not the public GPT-2 file"):
+        load_gpt2(tmp_path)
+    data = bytearray((tmp_path / "encoder.json").read_bytes())
+    data[100] ^= 1
+    (tmp_path / "encoder.json").write_bytes(data)
+    with pytest.raises(DataError, match=r"encoder\.json is not the public GPT-2 file"):
+        load_gpt2(tmp_path, merges, vocabulary)
+
+
+def test_gpt2_without_network_or_files_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(DataError, match="use gpt2:FOLDER"):
+        create_tokenizer(parse_spec("gpt2"), [])
+
+
+def test_gpt2_comes_from_the_cache_of_tiktoken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = public_pair(BPE, tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    cached = []
+    for file in files:
+        file = file._replace(url=f"http://127.0.0.1:9/{file.names[0]}")
+        name = hashlib.sha1(file.url.encode()).hexdigest()
+        (tmp_path / "cache" / name).write_bytes((tmp_path / file.names[0]).read_bytes())
+        cached.append(file)
+    assert np.array_equal(load_gpt2(None, *cached).encode(TEXTS[0]), BPE.encode(TEXTS[0]))
