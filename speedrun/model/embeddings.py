@@ -1,0 +1,61 @@
+"""Token tables: the embedding, learned positions, and the value embeddings of records 14 to 18.
+
+Value embeddings are extra token tables whose rows are mixed into the attention values of some
+layers. They cost no matrix multiplication. Which layer reads which table:
+    each      layer i reads table i (record 14)
+    mirrored  tables 0..n-1 on the first half, n-1..0 on the second (records 15, 16)
+    ends      the first n layers and the last n layers read tables 0..n-1 (records 17, 18)
+
+Shapes: B batch, T time, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speedrun.config.schema import ModelConfig
+
+
+class Table(nn.Module):
+    """Rows looked up by token id; N(0, 1) unless it also serves as the head."""
+
+    zero = False
+
+    def __init__(self, rows: int, width: int, *, role: str, as_head: bool = False) -> None:
+        super().__init__()
+        self.role = role
+        weight = torch.empty(rows, width)
+        bound = width**-0.5
+        # A tied table must be a usable head, so it takes the linear layers' small uniform start.
+        self.weight = nn.Parameter(weight.uniform_(-bound, bound) if as_head else weight.normal_())
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        return F.embedding(ids_BT, self.weight)
+
+
+def table_of_layer(config: ModelConfig) -> list[int | None]:
+    """For each layer the value table it reads, or None."""
+    count = config.layers
+    if config.value_embeddings == "each":
+        return list(range(count))
+    if config.value_embeddings == "mirrored":
+        return [min(i, count - 1 - i) for i in range(count)]
+    if config.value_embeddings == "ends":
+        first: list[int | None] = list(range(config.value_tables))
+        return first + [None] * (count - 2 * len(first)) + first
+    return [None] * count
+
+
+class ValueEmbeddings(nn.Module):
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        super().__init__()
+        self.table_of_layer = table_of_layer(config)
+        size = 1 + max((t for t in self.table_of_layer if t is not None), default=-1)
+        width = config.groups * config.size_of_head
+        self.tables = nn.ModuleList(Table(rows, width, role="value_embedding") for _ in range(size))
+
+    def forward(self, ids_BT: Tensor) -> list[Tensor | None]:
+        rows = [table(ids_BT) for table in self.tables]
+        return [None if t is None else rows[t] for t in self.table_of_layer]

@@ -1,0 +1,53 @@
+"""The two parameter-light pieces every block is made of: a linear layer and a norm.
+
+Weights keep their own dtype (fp32 masters) and are cast to the activations' at use, explicitly:
+there is no autocast anywhere. Initial values are PyTorch's default for linear layers, uniform in
++-1/sqrt(fan_in), or zero.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from speedrun.config.schema import ModelConfig
+
+
+class Linear(nn.Module):
+    """y = x W^T (+ b). `role` tells the optimizer what the weight is."""
+
+    def __init__(
+        self, fan_in: int, fan_out: int, *, bias: bool, zero: bool = False, role: str = "hidden"
+    ) -> None:
+        super().__init__()
+        self.role, self.zero = role, zero
+        bound = 0.0 if zero else fan_in**-0.5
+        self.weight = nn.Parameter(torch.empty(fan_out, fan_in).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(fan_out)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without gain. eps is explicit: PyTorch's default for bf16 moved in 2025."""
+    return F.rms_norm(x, (x.size(-1),), eps=eps)
+
+
+class Norm(nn.Module):
+    """Gain-free RMSNorm, or LayerNorm with gain (and bias)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        layer = config.norm == "layer"
+        self.gain = nn.Parameter(torch.ones(config.width)) if layer else None
+        self.bias = nn.Parameter(torch.zeros(config.width)) if layer and config.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain is None:
+            return rms_norm(x, self.eps)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, (x.size(-1),), self.gain.to(x.dtype), bias, self.eps)
