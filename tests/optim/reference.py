@@ -1,0 +1,40 @@
+"""Slow twins: each fast path of the optimizers, written as its formula."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def polynomial_by_svd(
+    G: Tensor, triples: list[tuple[float, float, float]], margin: float = 1.0
+) -> Tensor:
+    """What the iteration does to singular values, done to them one by one in fp64."""
+    U, S, Vh = torch.linalg.svd(G.double(), full_matrices=False)
+    s = S / (margin * S.square().sum(-1, keepdim=True).sqrt() + 1e-7)
+    for a, b, c in triples:
+        s = a * s + b * s**3 + c * s**5
+    result: Tensor = U @ torch.diag_embed(s) @ Vh
+    return result
+
+
+CLASSIC = [(3.4445, -4.7750, 2.0315)] * 5
+
+
+def muon_step(
+    weight: Tensor,
+    grad: Tensor,
+    momentum: Tensor,
+    *,
+    lr: float,
+    mu: float = 0.95,
+    nesterov: bool = True,
+    weight_decay: float = 0.0,
+) -> None:
+    """One Muon update of one matrix in place, with the SVD twin."""
+    momentum.mul_(mu).add_(grad, alpha=1 - mu)
+    update = (1 - mu) * grad + mu * momentum if nesterov else momentum
+    rows, cols = weight.shape
+    weight.mul_(1 - lr * weight_decay)
+    O = polynomial_by_svd(update, CLASSIC).to(weight.dtype)  # noqa: E741
+    weight.sub_(O, alpha=lr * math.sqrt(max(1.0, rows / cols)))

@@ -1,0 +1,391 @@
+"""Muon on 2, 3 and 4 gloo ranks: one spawned job of four processes, with subgroups for 2 and 3.
+
+The ranks check what only they can see and write their weights; the tests compare the files.
+"""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
+
+from speedrun.optim import (
+    AdamRule,
+    CombinedOptimizer,
+    Muon,
+    MuonRule,
+    NonFiniteGradientError,
+    orthogonalize,
+    walk,
+)
+
+RANKS = 4
+# 7 squares and 5 rectangles (tall ones lie down) divide by none of 2, 3, 4; one shape is alone;
+# 4 of the fused kind are cut unequally.
+SHAPES = [(16, 16)] * 7 + [(12, 40), (40, 12), (12, 40), (40, 12), (12, 40)] + [(9, 9)]
+FUSED = [(24, 8)] * 4
+
+
+def make_params() -> list[Parameter]:
+    g = torch.Generator().manual_seed(0)
+    return [Parameter(torch.randn(shape, generator=g) * 0.1) for shape in SHAPES + FUSED]
+
+
+def make_muon(params: list[Parameter], group: Any = None) -> Muon:
+    named = [(f"w{i}", p) for i, p in enumerate(params)]
+    groups: list[dict[str, Any]] = [
+        {"params": named[: len(SHAPES)], "weight_decay": 0.1},
+        {"params": named[len(SHAPES) :], "split_rows": (16, 4, 4)},
+    ]
+    return Muon(groups, lr=0.05, process_group=group)
+
+
+def train(optimizer: Muon, params: list[Parameter], steps: range) -> None:
+    for step in steps:
+        set_grads(params, step)
+        optimizer.step()
+
+
+def set_grads(params: list[Parameter], step: int) -> None:
+    g = torch.Generator().manual_seed(100 + step)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=g)
+
+
+def flat(params: list[Parameter]) -> Tensor:
+    return torch.cat([p.detach().view(-1) for p in params])
+
+
+def fingerprint_is_shared(params: list[Parameter], group: Any) -> None:
+    """Every rank of the group holds the same bits."""
+    mine = flat(params)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    assert all(torch.equal(mine, other) for other in everyone)
+
+
+# What each rank runs.
+
+
+def check_world(rank: int, world: int, group: Any, folder: Path) -> None:
+    params = make_params()
+    muon = make_muon(params, group)
+    owned = [i for i, p in enumerate(params) if muon.owner_of(p) == rank]
+    assert [i for i, p in enumerate(params) if p in muon.state] == owned
+    assert all("momentum" in muon.state[params[i]] for i in owned)
+    counts = [sum(muon.owner_of(p) == r for p in params[:7]) for r in range(world)]
+    assert max(counts) - min(counts) <= 1
+
+    train(muon, params, range(3))
+    state = copy.deepcopy(muon.state_dict())
+    middle = copy.deepcopy(params)
+    train(muon, params, range(3, 6))
+    fingerprint_is_shared(params, group)
+    if rank == 0:
+        torch.save(
+            {"state": state, "middle": [p.detach() for p in middle]}, folder / f"at3.{world}"
+        )
+        torch.save(flat(params), folder / f"at6.{world}")
+
+    set_grads(params, 6)
+    assert params[2].grad is not None
+    params[2].grad[0, 0] = math.nan
+    weights, before = flat(params), {p: s["momentum"].clone() for p, s in muon.state.items()}
+    with pytest.raises(NonFiniteGradientError, match="w2 holds"):
+        muon.step()
+    assert torch.equal(weights, flat(params))
+    assert all(torch.equal(muon.state[p]["momentum"], m) for p, m in before.items())
+
+    set_grads(params, 7)
+    params[5].grad = None
+    kept = params[5].detach().clone()
+    muon.step()
+    assert torch.equal(params[5], kept)
+    fingerprint_is_shared(params, group)
+
+
+def check_share_of_state() -> None:
+    """Where every shape divides by the ranks, each holds exactly its share of the floats."""
+    shapes = [(16, 16)] * 8 + [(12, 40), (40, 12)] * 2
+    muon = Muon([Parameter(torch.zeros(shape)) for shape in shapes])
+    held = sum(state["momentum"].numel() for state in muon.state.values())
+    assert held * RANKS == 8 * 16 * 16 + 4 * 12 * 40
+
+
+def check_resume(world: int, group: Any, folder: Path) -> None:
+    """Go on from what four ranks saved."""
+    saved = torch.load(folder / "at3.4", weights_only=True)
+    params = [Parameter(w) for w in saved["middle"]]
+    muon = make_muon(params, group)
+    muon.load_state_dict(saved["state"])
+    train(muon, params, range(3, 6))
+    fingerprint_is_shared(params, group)
+    torch.save(flat(params), folder / f"resumed.{world}")
+
+
+class Late:
+    """A gather that is done at a set time."""
+
+    def __init__(self, work: Any, due: float) -> None:
+        self.work, self.due = work, due
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(max(0.0, self.due - time.perf_counter()))
+
+
+def check_wire_of_another_type(group: Any, folder: Path) -> None:
+    """fp64 stands for bf16: momenta are staged in fp32, updates travel as the other type."""
+    params = make_params()
+    muon = Muon(params, dtype=torch.float64, process_group=group)
+    train(muon, params, range(3))
+    fingerprint_is_shared(params, group)
+    torch.save(flat(params), folder / "double")
+
+
+def check_no_buffers_are_made(group: Any) -> None:
+    """gloo allocates inside its own gather, so a copy within the rank stands in for it here."""
+    params = [Parameter(torch.randn(96, 96)) for _ in range(5)]
+    muon = Muon(params, process_group=group)
+    buffers: list[tuple[int, int]] = []
+
+    def stand_in(received: Tensor, sent: Tensor, _: Any) -> Done:
+        buffers.append((received.data_ptr(), sent.data_ptr()))
+        received.view(2, -1).copy_(sent)
+        return Done()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speedrun.optim.muon.all_gather", stand_in)
+        train(muon, params, range(2))
+        set_grads(params, 2)
+        with torch.profiler.profile(profile_memory=True) as profile:
+            muon.step()
+    events = list(profile.events() or [])
+    assert len(events) > 20
+    assert max(event.self_cpu_memory_usage for event in events) < 96 * 96 * 4 / 10
+    assert len(buffers) == 9
+    assert len({received for received, _ in buffers}) == 1
+    assert [sent for _, sent in buffers[:3]] * 3 == [sent for _, sent in buffers]
+    assert len({sent for _, sent in buffers}) == 2
+
+
+class Done:
+    def wait(self) -> None:
+        pass
+
+
+def check_overlap(folder: Path, rank: int) -> None:
+    """Eight stops of 50 ms each, in a network of 50 ms per gather: nine intervals, not sixteen."""
+    pause = 0.05
+    gather = walk.all_gather
+
+    def late(*args: Any, **kwargs: Any) -> Late:
+        due = time.perf_counter() + pause
+        return Late(gather(*args, **kwargs), due)
+
+    def slow(*args: Any, **kwargs: Any) -> Tensor:
+        time.sleep(pause)
+        return orthogonalize(*args, **kwargs)
+
+    params = [Parameter(torch.randn(8 + i, 8 + i)) for i in range(8) for _ in range(RANKS)]
+    muon = Muon(params)
+    assert len(muon._stops) == 8
+    set_grads(params, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speedrun.optim.muon.orthogonalize", slow)
+        patch.setattr("speedrun.optim.muon.all_gather", late)
+        dist.barrier()
+        begun = time.perf_counter()
+        muon.step()
+        seconds = time.perf_counter() - begun
+    if rank == 0:
+        torch.save(torch.tensor(seconds / pause), folder / "intervals")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(self.up(x).relu()) - x
+        return y.square().mean()
+
+
+def combined(net: Net, group: Any = None) -> CombinedOptimizer:
+    roles = {"up.weight": "hidden", "down.weight": "hidden", "up.bias": "scalar"}
+    rules = {"hidden": MuonRule(lr=0.02), "scalar": AdamRule(lr=0.01)}
+    return CombinedOptimizer(
+        [(n, p, roles[n]) for n, p in net.named_parameters()], rules, process_group=group
+    )
+
+
+def ddp_steps(rank: int, world: int, group: Any, pieces: int) -> tuple[Net, CombinedOptimizer]:
+    """Three steps on the same 16 rows each, cut into world x pieces microbatches."""
+    net = Net()
+    optimizer = combined(net, group)
+    model = (
+        DistributedDataParallel(net, process_group=group, gradient_as_bucket_view=True)
+        if world > 1
+        else net
+    )
+    for step in range(3):
+        rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+        share = rows.chunk(world)[rank].chunk(pieces)
+        for i, piece in enumerate(share):
+            if isinstance(model, DistributedDataParallel) and i + 1 < pieces:
+                with model.no_sync():
+                    (model(piece) / pieces).backward()
+            else:
+                (model(piece) / pieces).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net, optimizer
+
+
+def run_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        groups = {2: dist.new_group([0, 1]), 3: dist.new_group([0, 1, 2]), 4: None}
+        for world, group in groups.items():
+            if rank < world:
+                check_world(rank, world, group, folder)
+        dist.barrier()
+        for world in (2, 3):
+            if rank < world:
+                check_resume(world, groups[world], folder)
+        if rank < 3:
+            check_wire_of_another_type(groups[3], folder)
+        if rank < 2:
+            check_no_buffers_are_made(groups[2])
+            for pieces in (1, 2, 4):
+                net, optimizer = ddp_steps(rank, 2, groups[2], pieces)
+                fingerprint_is_shared(list(net.parameters()), groups[2])
+                state = optimizer.export_state()
+                if rank == 0:
+                    torch.save((flat(list(net.parameters())), state), folder / f"ddp.{pieces}")
+        dist.barrier()
+        check_share_of_state()
+        check_overlap(folder, rank)
+        (folder / f"done.{rank}").touch()
+    finally:
+        dist.destroy_process_group()
+
+
+# What the tests compare.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    program = (
+        "import sys; from pathlib import Path; from tests.optim.test_distributed import run_rank;"
+        "run_rank(int(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(folder)],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    failed = [r for r in range(RANKS) if not (folder / f"done.{r}").exists()]
+    assert not failed, "\n".join(f"rank {r}: {errors[r][-900:]}" for r in failed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone() -> Tensor:
+    params = make_params()
+    train(make_muon(params), params, range(6))
+    return flat(params)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_any_number_of_ranks_gives_the_weights_of_one(
+    folder: Path, alone: Tensor, world: int
+) -> None:
+    together = torch.load(folder / f"at6.{world}", weights_only=True)
+    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_saved_on_four_ranks_resumed_on_two_and_three(
+    folder: Path, alone: Tensor, world: int
+) -> None:
+    resumed = torch.load(folder / f"resumed.{world}", weights_only=True)
+    torch.testing.assert_close(resumed, alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_saved_on_any_number_of_ranks_resumed_on_one(
+    folder: Path, alone: Tensor, world: int
+) -> None:
+    saved = torch.load(folder / f"at3.{world}", weights_only=True)
+    params = [Parameter(w) for w in saved["middle"]]
+    muon = make_muon(params)
+    muon.load_state_dict(saved["state"])
+    train(muon, params, range(3, 6))
+    torch.testing.assert_close(flat(params), alone, atol=1e-6, rtol=0)
+
+
+def test_the_saved_state_is_the_same_for_any_number_of_ranks(folder: Path) -> None:
+    params = make_params()
+    muon = make_muon(params)
+    train(muon, params, range(3))
+    expected = muon.state_dict()
+    for world in (2, 3, 4):
+        state = torch.load(folder / f"at3.{world}", weights_only=True)["state"]
+        assert state["param_groups"] == expected["param_groups"]
+        assert state["state"].keys() == expected["state"].keys()
+        for i, slots in expected["state"].items():
+            assert torch.equal(state["state"][i]["momentum"], slots["momentum"])
+
+
+def test_the_wire_may_carry_another_type_than_the_momenta(folder: Path) -> None:
+    params = make_params()
+    train(Muon(params, dtype=torch.float64), params, range(3))
+    together = torch.load(folder / "double", weights_only=True)
+    torch.testing.assert_close(together, flat(params), atol=1e-6, rtol=0)
+
+
+def test_gathers_hide_behind_compute(folder: Path) -> None:
+    """Nine intervals in theory; eleven leave room for a busy machine, sixteen would be the sum."""
+    intervals = torch.load(folder / "intervals", weights_only=True).item()
+    assert 9 <= intervals < 12
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4])
+def test_the_update_does_not_depend_on_how_a_batch_is_cut(folder: Path, pieces: int) -> None:
+    whole, optimizer = ddp_steps(0, 1, None, 1)
+    cut, _ = ddp_steps(0, 1, None, pieces)
+    weights, state = torch.load(folder / f"ddp.{pieces}", weights_only=True)
+    expected = flat(list(whole.parameters()))
+    torch.testing.assert_close(flat(list(cut.parameters())), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=0)
+    for key, tensor in optimizer.export_state().items():
+        torch.testing.assert_close(state[key], tensor, atol=1e-6, rtol=1e-5)

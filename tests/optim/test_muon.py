@@ -1,0 +1,437 @@
+"""Muon in one process: against its formula, against torch's, and against its own promises."""
+
+import copy
+import io
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from speedrun.optim import Muon, NonFiniteGradientError, OptimError, orthogonalize
+from speedrun.optim.layout import update_scale
+from tests.optim.reference import muon_step
+
+MIXED = [(16, 16), (32, 8), (8, 32), (16, 16), (8, 32), (5, 5), (16, 16)]
+
+
+def make_params(shapes: Sequence[tuple[int, ...]], seed: int = 0) -> list[Parameter]:
+    g = torch.Generator().manual_seed(seed)
+    return [Parameter(torch.randn(shape, generator=g) * 0.1) for shape in shapes]
+
+
+def set_grads(params: list[Parameter], step: int) -> None:
+    g = torch.Generator().manual_seed(1000 + step)
+    for param in params:
+        param.grad = torch.randn(param.shape, generator=g).to(param.dtype)
+
+
+def train(optimizer: torch.optim.Optimizer, params: list[Parameter], steps: range) -> None:
+    for step in steps:
+        set_grads(params, step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_equals_the_formula_matrix_by_matrix(nesterov: bool, weight_decay: float) -> None:
+    params = make_params(MIXED)
+    twins = [p.detach().clone() for p in params]
+    momenta = [torch.zeros_like(p) for p in twins]
+    options = {"nesterov": nesterov, "weight_decay": weight_decay}
+    optimizer = Muon(params, lr=0.05, momentum=0.9, **options)  # type: ignore[arg-type]
+    for step in range(4):
+        set_grads(params, step)
+        grads = [p.grad.clone() for p in params if p.grad is not None]
+        optimizer.step()
+        for p, g, grad, twin, momentum in zip(
+            params, grads, [p.grad for p in params], twins, momenta, strict=True
+        ):
+            muon_step(
+                twin, g, momentum, lr=0.05, mu=0.9, nesterov=nesterov, weight_decay=weight_decay
+            )
+            assert grad is not None
+            assert torch.equal(grad, g), "gradients are read, not written"
+            torch.testing.assert_close(p.detach(), twin, atol=3e-6, rtol=0)
+            torch.testing.assert_close(optimizer.state[p]["momentum"], momentum, atol=1e-6, rtol=0)
+
+
+def test_heavy_ball_momentum_gives_the_same_direction() -> None:
+    """At constant mu, M <- mu M + g and its running average differ by a factor only."""
+    [param] = make_params([(12, 20)])
+    optimizer = Muon([param], lr=1.0)
+    ball = torch.zeros(12, 20)
+    for step in range(3):
+        set_grads([param], step)
+        before = param.detach().clone()
+        optimizer.step()
+        assert param.grad is not None
+        ball = 0.95 * ball + param.grad
+        expected = orthogonalize(param.grad + 0.95 * ball)
+        torch.testing.assert_close(before - param.detach(), expected, atol=1e-5, rtol=0)
+
+
+def test_same_trajectory_as_torch_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.optim.Muon casts to bf16; here its cast is made a copy, so both run in fp32."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+    for scale, theirs in (("spectral", "original"), ("rms", "match_rms_adamw")):
+        ours_params, their_params = make_params(MIXED), make_params(MIXED)
+        ours = Muon(ours_params, lr=0.02, weight_decay=0.1, scale=scale)
+        other = torch.optim.Muon(their_params, lr=0.02, weight_decay=0.1, adjust_lr_fn=theirs)
+        start = [p.detach().clone() for p in ours_params]
+        train(ours, ours_params, range(10))
+        train(other, their_params, range(10))
+        for a, b, s in zip(ours_params, their_params, start, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+            assert (a - s).abs().max() > 0.01
+
+
+BF16 = """
+import torch
+from speedrun.optim import Muon
+from tests.optim.test_muon import MIXED, make_params, train
+a, b, c = make_params(MIXED), make_params(MIXED), make_params(MIXED)
+train(Muon(a, lr=0.02, dtype=torch.bfloat16), a, range(10))
+train(torch.optim.Muon(b, lr=0.02, weight_decay=0.0), b, range(10))
+train(Muon(c, lr=0.02), c, range(10))
+start = make_params(MIXED)
+for x, y, z, s in zip(a, b, c, start):
+    moved = (y - s).norm()
+    assert (x - y).norm() < 0.03 * moved, ((x - y).norm(), moved)
+    assert (x - z).norm() > 1e-5 * moved, "bf16 must show"
+print("done")
+"""
+
+
+def test_same_trajectory_as_torch_in_bf16() -> None:
+    """In a child limited to plain AVX-512: some virtual machines announce AMX but trap on it."""
+    env = {
+        **os.environ,
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    child = subprocess.run(
+        [sys.executable, "-c", BF16], env=env, capture_output=True, text=True, check=False
+    )
+    assert child.stdout.strip() == "done", child.stderr
+
+
+def test_matrices_of_one_shape_go_in_one_batched_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def spy(staged: Tensor, **kwargs: Any) -> Tensor:
+        calls.append(tuple(staged.shape))
+        return orthogonalize(staged, **kwargs)
+
+    monkeypatch.setattr("speedrun.optim.muon.orthogonalize", spy)
+    params = make_params(MIXED)
+    train(Muon(params), params, range(1))
+    # three squares; one tall and two wide, the tall one lying down; a single square
+    assert sorted(calls) == [(1, 5, 5), (3, 8, 32), (3, 16, 16)]
+
+
+def test_scales() -> None:
+    assert update_scale("spectral", 3072, 768) == 2.0
+    assert update_scale("spectral", 768, 3072) == update_scale("spectral", 768, 768) == 1.0
+    assert update_scale("rms", 768, 3072) == pytest.approx(0.2 * math.sqrt(3072))
+    assert update_scale("none", 3072, 768) == 1.0
+    g = torch.randn(12, 6)
+    for scale in ("spectral", "rms", "none"):
+        param = Parameter(torch.zeros(12, 6))
+        param.grad = g
+        Muon([param], lr=0.5, scale=scale).step()
+        expected = -0.5 * update_scale(scale, 12, 6) * orthogonalize(g)
+        torch.testing.assert_close(param.detach(), expected, atol=1e-6, rtol=0)
+
+
+def update_of(shape: tuple[int, ...], grad: Tensor, **options: Any) -> Tensor:
+    param = Parameter(torch.zeros(shape))
+    param.grad = grad
+    Muon([param], lr=1.0, **options).step()
+    return -param.detach()
+
+
+def test_declared_splits_are_orthogonalised_apart() -> None:
+    fused = torch.randn(24, 8)
+    parts = [orthogonalize(part) for part in torch.chunk(fused, 3)]
+    torch.testing.assert_close(update_of((24, 8), fused, split_rows=3), torch.cat(parts))
+    heads = [math.sqrt(8 / 6) * orthogonalize(h) for h in torch.chunk(fused.mT, 4, dim=1)]
+    torch.testing.assert_close(
+        update_of((8, 24), fused.mT.contiguous(), split_cols=4), torch.cat(heads, dim=1)
+    )
+    whole = math.sqrt(3) * orthogonalize(fused)
+    torch.testing.assert_close(update_of((24, 8), fused), whole)
+    # tiles both ways: 2 x 2 blocks of 12 x 4, each taller than wide
+    blocks = [
+        torch.cat([math.sqrt(3) * orthogonalize(b) for b in torch.chunk(band, 2, dim=1)], dim=1)
+        for band in torch.chunk(fused, 2)
+    ]
+    torch.testing.assert_close(
+        update_of((24, 8), fused, split_rows=2, split_cols=2), torch.cat(blocks)
+    )
+
+
+def test_unequal_splits_take_the_scale_of_each_block() -> None:
+    """Grouped-query attention: 16 rows of queries, 4 of keys, 4 of values."""
+    fused = torch.randn(24, 8)
+    for sizes in ((16, 4, 4), [16, 4, 4]):
+        parts = [
+            update_scale("spectral", *part.shape) * orthogonalize(part)
+            for part in torch.split(fused, [16, 4, 4])
+        ]
+        torch.testing.assert_close(update_of((24, 8), fused, split_rows=sizes), torch.cat(parts))
+    columns = [orthogonalize(part) for part in torch.split(fused.mT, [16, 8], dim=1)]
+    torch.testing.assert_close(
+        update_of((8, 24), fused.mT.contiguous(), split_cols=(16, 8)), torch.cat(columns, dim=1)
+    )
+
+
+def test_declared_flattening_and_batches() -> None:
+    conv = torch.randn(6, 4, 3, 3)
+    torch.testing.assert_close(
+        update_of((6, 4, 3, 3), conv, row_dims=1),
+        orthogonalize(conv.view(6, 36)).view(6, 4, 3, 3),
+    )
+    torch.testing.assert_close(
+        update_of((6, 4, 3, 3), conv, row_dims=2),
+        math.sqrt(24 / 9) * orthogonalize(conv.view(24, 9)).view(6, 4, 3, 3),
+    )
+    experts = torch.randn(5, 8, 4)
+    torch.testing.assert_close(
+        update_of((5, 8, 4), experts, batch_dims=1), math.sqrt(2) * orthogonalize(experts)
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((7,), {}, "give it to Adam"),
+        ((2, 3, 4), {}, r"row_dims=1 makes 2 x 12 of it, batch_dims=1 makes 2 matrices of 3 x 4"),
+        ((2, 3, 4), {"batch_dims": 2}, "stay below 3"),
+        ((8, 4), {"split_rows": 3}, "add up to 8"),
+        ((8, 4), {"split_rows": (4, 3)}, "add up to 8"),
+        ((8, 4), {"split_cols": 0}, "add up to 4"),
+        ((8, 0), {}, "no entries"),
+        ((4, 4), {"lr": -1.0}, "lr is -1"),
+        ((4, 4), {"momentum": 1.5}, "momentum is 1.5"),
+        ((4, 4), {"weight_decay": math.nan}, "weight_decay is nan"),
+        ((4, 4), {"scale": "moonlight"}, "spectral"),
+        ((4, 4), {"steps": 0}, "1 to 100 steps"),
+        ((4, 4), {"dtype": torch.int8}, "floating-point"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(
+    shape: tuple[int, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptimError, match=message) as caught:
+        Muon([("blocks.0.weight", Parameter(torch.ones(shape)))], **options)
+    if "parameter" in str(caught.value):
+        assert "blocks.0.weight" in str(caught.value)
+
+
+def test_parameters_that_are_not_plain_are_refused() -> None:
+    with pytest.raises(OptimError, match="contiguous"):
+        Muon([Parameter(torch.ones(4, 6).mT)])
+    with pytest.raises(OptimError, match="floating"):
+        Muon([Parameter(torch.ones(4, 6, dtype=torch.complex64))])
+
+
+def test_param_groups_have_their_own_options() -> None:
+    params = make_params([(8, 8), (8, 8)])
+    twins = make_params([(8, 8), (8, 8)])
+    groups = [{"params": params[:1], "lr": 0.1}, {"params": params[1:], "weight_decay": 0.5}]
+    train(Muon(groups, lr=0.01), params, range(1))
+    set_grads(twins, 0)
+    for twin, lr, decay in zip(twins, (0.1, 0.01), (0.0, 0.5), strict=True):
+        assert twin.grad is not None
+        muon_step(twin.detach(), twin.grad, torch.zeros(8, 8), lr=lr, weight_decay=decay)
+    for param, twin in zip(params, twins, strict=True):
+        torch.testing.assert_close(param, twin, atol=3e-6, rtol=0)
+
+
+def test_a_group_can_be_added_later() -> None:
+    params = make_params([(8, 8), (8, 8)])
+    optimizer = Muon(params[:1])
+    train(optimizer, params, range(1))
+    kept = optimizer.state[params[0]]["momentum"].clone()
+    optimizer.add_param_group({"params": params[1:], "lr": 0.5})
+    assert torch.equal(optimizer.state[params[0]]["momentum"], kept)
+    before = params[1].detach().clone()
+    train(optimizer, params, range(1))
+    assert not torch.equal(params[1], before)
+    with pytest.raises(OptimError, match="give it to Adam"):
+        optimizer.add_param_group({"params": [Parameter(torch.ones(3))]})
+    train(optimizer, params, range(1, 2))
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    params = make_params([(8, 8)] * 3)
+    optimizer = Muon(params, weight_decay=0.1)
+    train(optimizer, params, range(2))
+    set_grads(params, 2)
+    params[1].grad = None
+    before, momentum = params[1].detach().clone(), optimizer.state[params[1]]["momentum"].clone()
+    others = [p.detach().clone() for p in params]
+    optimizer.step()
+    assert torch.equal(params[1], before)
+    assert torch.equal(optimizer.state[params[1]]["momentum"], momentum)
+    assert not torch.equal(params[0], others[0])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_non_finite_gradient_changes_nothing(poison: float) -> None:
+    params = make_params(MIXED)
+    named = [(f"layer.{i}", p) for i, p in enumerate(params)]
+    optimizer = Muon(named)
+    train(optimizer, params, range(2))
+    weights = [p.detach().clone() for p in params]
+    momenta = [optimizer.state[p]["momentum"].clone() for p in params]
+    set_grads(params, 2)
+    assert params[3].grad is not None
+    params[3].grad[2, 5] = poison
+    with pytest.raises(NonFiniteGradientError, match=r"layer\.3 holds"):
+        optimizer.step()
+    for p, weight, momentum in zip(params, weights, momenta, strict=True):
+        assert torch.equal(p, weight)
+        assert torch.equal(optimizer.state[p]["momentum"], momentum)
+
+
+def test_a_huge_finite_gradient_is_not_taken_for_an_infinite_one() -> None:
+    param = Parameter(torch.zeros(8, 8))
+    param.grad = torch.full((8, 8), 1e38)
+    Muon([param]).step()
+    assert param.isfinite().all()
+    assert param.abs().max() > 0
+
+
+def test_no_buffer_is_made_in_a_step() -> None:
+    """The largest thing a step may allocate is far smaller than one matrix."""
+    params = make_params([(96, 96)] * 4 + [(64, 256), (256, 64)])
+    optimizer = Muon(params, weight_decay=0.1)
+    train(optimizer, params, range(1))
+    set_grads(params, 1)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        optimizer.step()
+    allocated = [event.self_cpu_memory_usage for event in profile.events() or []]
+    assert any(allocated), "the profiler must see something"
+    assert max(allocated) < 96 * 96 * 4 / 10
+
+
+def test_state_exists_from_the_start_and_is_one_float_per_weight() -> None:
+    params = make_params(MIXED)
+    optimizer = Muon(params)
+    size = sum(s["momentum"].numel() * 4 for s in optimizer.state.values())
+    assert size == 4 * sum(p.numel() for p in params)
+    assert all(s["momentum"].dtype == torch.float32 for s in optimizer.state.values())
+
+
+def test_bf16_parameters_keep_fp32_momenta_through_a_checkpoint() -> None:
+    params = [Parameter(p.detach().bfloat16()) for p in make_params([(8, 8), (12, 8)])]
+    optimizer = Muon(params)
+    train(optimizer, params, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    again = Muon(params)
+    again.load_state_dict(saved)
+    for p in params:
+        assert again.state[p]["momentum"].dtype == torch.float32
+        assert torch.equal(again.state[p]["momentum"], optimizer.state[p]["momentum"])
+
+
+def resumed(make: Callable[[list[Parameter]], Muon], load: Callable[[Any], Any]) -> None:
+    """Six steps, against three steps, a file, and three more in a new optimizer: bit for bit."""
+    straight, parted = make_params(MIXED), make_params(MIXED)
+    train(make(straight), straight, range(6))
+    first = make(parted)
+    train(first, parted, range(3))
+    saved = load(first.state_dict())
+    second = make(parted)
+    second.load_state_dict(state_dict=saved)
+    train(second, parted, range(3, 6))
+    for a, b in zip(straight, parted, strict=True):
+        assert torch.equal(a, b)
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_resume_is_exact() -> None:
+    resumed(lambda p: Muon(p, lr=0.03), through_a_file)
+    resumed(lambda p: Muon([(f"w{i}", x) for i, x in enumerate(p)], lr=0.03), through_a_file)
+    resumed(lambda p: Muon(p, coefficients="polar_express", dtype=torch.float64), through_a_file)
+
+
+def test_a_copy_goes_on_alone() -> None:
+    params = make_params([(8, 8), (6, 12)])
+    optimizer = Muon(params, lr=0.1)
+    train(optimizer, params, range(2))
+    holder = copy.deepcopy({"params": params, "optimizer": optimizer})
+    train(optimizer, params, range(2, 4))
+    train(holder["optimizer"], holder["params"], range(2, 4))  # type: ignore[arg-type]
+    for a, b in zip(params, holder["params"], strict=True):  # type: ignore[call-overload]
+        assert torch.equal(a, b)
+
+
+def test_loading_matches_by_name_not_by_order() -> None:
+    a, b = make_params([(8, 8), (8, 8)])
+    optimizer = Muon([("a", a), ("b", b)])
+    train(optimizer, [a, b], range(1))
+    swapped = Muon([("b", b), ("a", a)])
+    swapped.load_state_dict(optimizer.state_dict())
+    assert torch.equal(swapped.state[a]["momentum"], optimizer.state[a]["momentum"])
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    params = make_params([(8, 8), (6, 12)])
+    good = Muon([("a", params[0]), ("b", params[1])], lr=0.1)
+    train(good, params, range(1))
+    kept = good.state[params[0]]["momentum"].clone()
+
+    def refuse(other: Muon, message: str) -> None:
+        with pytest.raises(OptimError, match=message):
+            good.load_state_dict(other.state_dict())
+        assert torch.equal(good.state[params[0]]["momentum"], kept)
+        assert good.param_groups[0]["lr"] == 0.1
+
+    x, y = make_params([(8, 8), (12, 6)])
+    refuse(
+        Muon([("a", x), ("b", y)]), r"momentum of parameter b has shape \(12, 6\).*needs \(6, 12\)"
+    )
+    refuse(Muon([("a", x), ("c", y)]), "nothing for parameter b")
+    refuse(Muon([("a", x)]), r"groups of \[1\] parameters")
+    z = make_params([(8, 8), (6, 12)])
+    refuse(Muon([("a", z[0]), ("b", z[1])], split_rows=2), "split_rows=2")
+    with pytest.raises(OptimError, match="parameter a holds nothing"):
+        good.load_state_dict({"state": {}, "param_groups": good.state_dict()["param_groups"]})
+
+
+def test_schedulers_and_closures_work() -> None:
+    [param] = make_params([(8, 8)])
+    optimizer = Muon([param], lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = param.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
+    losses = []
+    for _ in range(3):
+        losses.append(optimizer.step(closure))
+        schedule.step()
+    assert losses[2] < losses[1] < losses[0]
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 8)
+    optimizer.set_momentum(0.85)
+    assert optimizer.param_groups[0]["momentum"] == 0.85
