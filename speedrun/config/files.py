@@ -20,7 +20,14 @@ FOLDERS: dict[Kind, Path] = {
     "recipe": Path(__file__).parent / "recipes",
     "track": Path(__file__).parent / "tracks",
 }
-NOTES = ("extends", "why")
+# What a file may say of itself beside the values it sets.
+NOTES: dict[str, tuple[type, ...]] = {
+    "extends": (str,),
+    "why": (str,),
+    "published_minutes": (float, int),
+    "seed": (str,),
+    "scale": (dict,),
+}
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,13 @@ class Layer:
 
     kind: Kind
     name: str
-    notes: Mapping[str, str]
+    notes: Mapping[str, Any]
     values: Mapping[str, Any]
+
+    @property
+    def scale(self) -> Mapping[str, float]:
+        """Factors by which this track reads values that a recipe set for its own size."""
+        return dict(self.notes.get("scale", {}))
 
     @property
     def origin(self) -> str:
@@ -79,8 +91,8 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
         raise ConfigError(f"{kind} file {name!r} cannot be read: {error.strerror}") from None
     notes = {key: table.pop(key) for key in NOTES if key in table}
     for key, value in notes.items():
-        if not isinstance(value, str):
-            raise ConfigError(f"{key} = {value!r} in {kind} {path.name!r} must be a string")
+        if not isinstance(value, NOTES[key]) or (key == "scale" and kind == "recipe"):
+            raise ConfigError(f"{key} = {value!r} cannot be used in {kind} {path.name!r}")
     builtin = path.parent == FOLDERS[kind]
     shown = path.stem if builtin else name
     return Layer(kind, shown, notes, dict(flatten(table))), path

@@ -84,6 +84,15 @@ def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def _scaled(value: Any, factor: float) -> Any:
+    """A value a recipe states for its own size, as a track of another size reads it."""
+    if isinstance(value, list):
+        return sorted({int(item * factor) for item in value})
+    if isinstance(value, int):
+        return max(1, round(value * factor)) if value else 0
+    return value * factor
+
+
 def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     try:
         return Config.model_validate(_nest(values))
@@ -123,6 +132,11 @@ def resolve(
         if name is not None:
             layers = chain(kind, name)
             for layer in layers:
+                for key, factor in layer.scale.items():
+                    _check_known(key, f"scale of {layer.origin}")
+                    if key in values:
+                        values[key] = _scaled(values[key], factor)
+                        origin[key] += f" x {factor:g} ({layer.origin})"
                 lay(layer.values.items(), layer.origin)
             values[kind] = Path(name).stem if name.endswith(".toml") else name
     for text in overrides:
@@ -130,6 +144,16 @@ def resolve(
         lay([(key, value)], "override")
     for key, value in (options or {}).items():
         lay([(key, value)], "option")
+    return Resolved(_validate(values, origin), origin)
+
+
+def change(config: Config, overrides: Sequence[str], options: Mapping[str, Any]) -> Resolved:
+    """A stored config with some values set anew."""
+    values = dict(flatten(config.model_dump()))
+    origin = dict.fromkeys(values, "stored")
+    for key, value in [*map(parse_override, overrides), *options.items()]:
+        _check_known(key, "override")
+        values[key], origin[key] = value, "override"
     return Resolved(_validate(values, origin), origin)
 
 

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from speedrun.errors import ConfigError
 
-BLOCK = 128  # tokens in an attention block, the unit of windows in records 15 to 18
+BLOCK = 128  # tokens in an attention block, the step of a window counted in blocks
+TOKEN_UNIT = 64  # the step of a window counted in tokens
 
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
@@ -61,6 +62,9 @@ class ModelConfig(Section):
     tied_head: bool = Field(False, description="the head is the token embedding")
     vocab_multiple: Count = Field(128, description="pad the head's vocabulary to a multiple")
     pad_embeddings: bool = Field(True, description="pad the embedding tables likewise")
+    init: Literal["uniform", "gpt2"] = Field(
+        "uniform", description="uniform: +-1/sqrt(fan in); gpt2: normal, 0.02"
+    )
     zero_init_projections: bool = Field(True, description="attention and MLP outputs start at 0")
     zero_init_head: bool = Field(True, description="an untied head starts at 0: loss ln V")
     x0_mixing: bool = Field(False, description="each block mixes the stream with the embedding")
@@ -129,11 +133,11 @@ class AttentionConfig(Section):
     """Who sees whom, and which code computes it."""
 
     documents: bool = Field(False, description="attention stays inside a document")
-    window: Literal["none", "tokens", "blocks"] = Field(
-        "none", description="sliding window counted in tokens or in blocks of 128"
+    window: Literal["none", "tokens", "tokens_in_blocks", "blocks"] = Field(
+        "none", description="sliding window counted in tokens, in blocks of 128, or by both"
     )
-    window_start: Amount = Field(0, description="window in tokens at step 0")
-    window_end: Amount = Field(0, description="window in tokens at the last step")
+    window_start: Amount = Field(0, description="tokens at step 0, in whole units (64 or 128)")
+    window_end: Amount = Field(0, description="tokens at the last step, likewise")
     backend: Literal["auto", "flex", "blocks", "dense"] = Field(
         "auto", description="auto: flex on CUDA, blocks on CPU"
     )
@@ -149,15 +153,8 @@ class AttentionConfig(Section):
                         "set attention.window to 'tokens' or 'blocks' first",
                     )
             return self
-        unit = BLOCK if self.window == "blocks" else 1
-        for key in ("window_start", "window_end"):
-            value = getattr(self, key)
-            if value < unit or value % unit:
-                _refuse(
-                    f"attention.{key}",
-                    value,
-                    f"a window in {self.window} is a positive multiple of {unit} tokens",
-                )
+        if self.window_start < 1:
+            _refuse("attention.window_start", self.window_start, "a window has at least 1 token")
         if self.window_start > self.window_end:
             _refuse(
                 "attention.window_start",
@@ -176,10 +173,34 @@ class AdamRule(Section):
     weight_decay: NonNegative = Field(0.0, description="decoupled, times the learning rate")
 
 
+class MuonRule(Section):
+    """Muon for the hidden matrices."""
+
+    lr: Positive = Field(0.02, description="peak learning rate")
+    momentum: Fraction = Field(0.95, description="weight of the past, after its warm-up")
+    momentum_start: Fraction = Field(0.95, description="weight of the past at step 0")
+    nesterov: bool = Field(True, description="look one step ahead")
+    weight_decay: NonNegative = Field(0.0, description="decoupled, times the learning rate")
+    scale: Literal["spectral", "longest", "rms", "none"] = Field(
+        "spectral",
+        description="factor on the update: sqrt(max(1, rows/cols)), sqrt(longest), 0.2 of that",
+    )
+    coefficients: Literal["classic", "polar_express"] = Field(
+        "classic", description="polynomials of the orthogonalisation"
+    )
+    iterations: Count = Field(5, description="rounds of the orthogonalisation")
+    split_qkv: bool = Field(False, description="orthogonalise q, k and v of a fused matrix apart")
+
+
 class OptimizerConfig(Section):
     """One rule for each role a parameter plays in the model."""
 
-    hidden: AdamRule = Field(AdamRule(), description="matrices inside the blocks")
+    kind: Literal["adamw", "muon"] = Field(
+        "adamw", description="hidden matrices follow optimizer.hidden or optimizer.muon"
+    )
+    clip: NonNegative = Field(0.0, description="largest norm of the whole gradient; 0: no limit")
+    muon: MuonRule = Field(MuonRule(), description="matrices inside the blocks, kind = muon")
+    hidden: AdamRule = Field(AdamRule(), description="matrices inside the blocks, kind = adamw")
     embedding: AdamRule = Field(AdamRule(), description="token (tied: and head) and positions")
     value_embedding: AdamRule = Field(AdamRule(), description="value embedding tables")
     head: AdamRule = Field(AdamRule(), description="the untied head")
@@ -194,6 +215,7 @@ class ScheduleConfig(Section):
     warmup: Amount = Field(0, description="steps of linear warm-up")
     cooldown: Amount = Field(400, description="steps of linear decay at the end (trapezoid)")
     floor: Fraction = Field(0.0, description="least multiplier")
+    momentum_warmup: Amount = Field(0, description="steps in which Muon's momentum grows")
 
     @model_validator(mode="after")
     def _check(self) -> ScheduleConfig:
@@ -246,6 +268,9 @@ class TrainConfig(Section):
     seed: Amount = Field(0, description="initial weights and order of the data")
     target: NonNegative = Field(0.0, description="validation loss that ends the race; 0: none")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if present")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="of activations and tables; matrices stay fp32; auto: bf16 on CUDA"
+    )
     threads: Amount = Field(0, description="CPU threads; 0: all cores")
 
 

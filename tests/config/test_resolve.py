@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from speedrun.config.files import chain, names
+from speedrun.config.files import Kind, chain, names
 from speedrun.config.resolve import describe, difference, from_toml, resolve, to_toml
 from speedrun.errors import ConfigError
 
@@ -112,10 +113,9 @@ def test_a_circle_of_extends_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_shipped_file_resolves_and_says_why() -> None:
-    for kind in ("recipe", "track"):
-        for name in names(kind):  # type: ignore[arg-type]
-            layers = chain(kind, name)  # type: ignore[arg-type]
-            assert layers[-1].notes["why"]
+    for kind in get_args(Kind):
+        for name in names(kind):
+            assert chain(kind, name)[-1].notes["why"]
     for recipe in names("recipe"):
         for track in names("track"):
             resolve(recipe, track)
