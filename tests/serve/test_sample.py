@@ -12,9 +12,10 @@ from speedrun.errors import RunError
 from speedrun.model.gpt import GPT
 from speedrun.model.window import Attention
 from speedrun.serve.sample import Writer, generate, load_run
-from speedrun.train.display import PlainDisplay
+from speedrun.train.display import NoDisplay
 from speedrun.train.run import RunFolder
-from speedrun.train.session import run_training
+from speedrun.train.session import Options, run_training
+from speedrun.train.world import World
 
 Make = Callable[..., Config]
 EVERYTHING = (
@@ -33,25 +34,24 @@ def trained(tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     config = resolve("modern", "nano", [*TINY, f"data.dir={tiny_dataset}"]).config
     folder = tmp_path_factory.mktemp("run")
-    run_training(
-        config, RunFolder(folder), tiny_dataset, PlainDisplay(lambda _: None), resume=False
-    )
+    world = World.alone(torch.device("cpu"))
+    run_training(config, RunFolder(folder), tiny_dataset, NoDisplay(), world, Options())
     return folder
+
+
+BLOCKS = ("attention.window=blocks", "attention.window_start=128", "attention.window_end=256")
+TOKENS = ("attention.window=tokens", "attention.window_start=64", "attention.window_end=192")
+GPT2 = (
+    "model.positions=learned", "model.norm=layer", "model.bias=true", "model.tied_head=true",
+    "model.activation=gelu", "model.fused_qkv=true", "model.value_residual=true",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "switches",
-    [
-        EVERYTHING,
-        (*EVERYTHING, "attention.window=blocks", "attention.window_start=128", "attention.window_end=256"),
-        (*EVERYTHING, "attention.window=tokens", "attention.window_start=64", "attention.window_end=192"),
-        (
-            "model.positions=learned", "model.norm=layer", "model.bias=true", "model.tied_head=true",
-            "model.activation=gelu", "model.fused_qkv=true", "model.value_residual=true",
-        ),
-    ],
+    [EVERYTHING, (*EVERYTHING, *BLOCKS), (*EVERYTHING, *TOKENS), GPT2],
     ids=["everything", "block-window", "token-window", "gpt2-like"],
-)  # fmt: skip
+)
 def test_cached_logits_equal_the_full_forward(tiny: Make, switches: tuple[str, ...]) -> None:
     config = tiny(*switches)
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from speedrun.train import checkpoint
 from speedrun.train.display import PlainDisplay
 from speedrun.train.log import StepView
 from speedrun.train.run import RunFolder
-from speedrun.train.session import run_training
+from speedrun.train.session import Options, run_training
 from speedrun.train.setup import prepare
 from speedrun.train.validate import validate
+from speedrun.train.world import World
 
 Make = Callable[..., Config]
 
@@ -39,14 +41,17 @@ class Silent(PlainDisplay):
             signal.raise_signal(signal.SIGINT)
 
 
-def run(config: Config, folder: Path, **how: int) -> dict[str, object]:
-    return run_training(
-        config, RunFolder(folder), Path(config.data.dir), Silent(**how), resume=False
-    )
+ALONE = World.alone(torch.device("cpu"))
 
 
-def resumed(folder: Path, config: Config) -> dict[str, object]:
-    return run_training(config, RunFolder(folder), Path(config.data.dir), Silent(), resume=True)
+def run(config: Config, folder: Path, interrupt_at: int = -1, **how: Any) -> dict[str, Any]:
+    display = Silent(interrupt_at)
+    data = Path(config.data.dir)
+    return run_training(config, RunFolder(folder), data, display, ALONE, Options(**how))[0]
+
+
+def resumed(folder: Path, config: Config, **how: Any) -> dict[str, Any]:
+    return run(config, folder, resume=True, **how)
 
 
 def losses(folder: Path, kind: str = "train") -> list[float]:
@@ -118,7 +123,8 @@ def test_an_interrupted_run_resumes_exactly(tiny: Make, tmp_path: Path) -> None:
     config = tiny()
     run(config, tmp_path / "whole")
     summary = run(config, tmp_path / "cut", interrupt_at=3)
-    assert (summary["stopped_early"], summary["steps"]) == (True, 3)
+    # The step under way is finished first.
+    assert (summary["stopped_early"], summary["steps"]) == (True, 4)
     summary = resumed(tmp_path / "cut", config)
     assert (summary["stopped_early"], summary["steps"]) == (False, 8)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
@@ -137,17 +143,17 @@ def test_resuming_on_other_data_is_refused(tiny: Make, tmp_path: Path) -> None:
     for index in range(8):
         (tmp_path / f"{index}.txt").write_text(f"other text {index}\n" * 400)
     build_dataset([str(tmp_path / "*.txt")], tmp_path / "other", "byte")
-    with pytest.raises(RunError, match="dataset differs from the checkpoint's"):
+    with pytest.raises(RunError, match="the dataset has fingerprint"):
         resumed(tmp_path / "run", tiny(f"data.dir={tmp_path / 'other'}"))
     build_dataset([str(tmp_path / "*.txt")], tmp_path / "bpe", "bpe:270")
-    with pytest.raises(RunError, match="differs from the checkpoint's"):
+    with pytest.raises(RunError, match="the tokenizer has fingerprint"):
         resumed(tmp_path / "run", tiny(f"data.dir={tmp_path / 'bpe'}"))
 
 
 def test_a_damaged_checkpoint_is_passed_over(tiny: Make, tmp_path: Path) -> None:
     config = tiny()
     run(config, tmp_path / "run", interrupt_at=2)
-    good = tmp_path / "run/checkpoints/step-000002"
+    good = tmp_path / "run/checkpoints/step-000003"
     bad = tmp_path / "run/checkpoints/step-000005"
     bad.mkdir()
     for file in good.iterdir():
@@ -157,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over(tiny: Make, tmp_path: Path) -> None
     (bad / "model.safetensors").write_bytes(data)
     found, skipped = checkpoint.latest(tmp_path / "run/checkpoints")
     assert found is not None
-    assert found.step == 2
+    assert found.step == 3
     assert len(skipped) == 1
     assert "step-000005" in skipped[0]
     assert "model.safetensors does not match" in skipped[0]
@@ -172,15 +178,16 @@ def test_a_run_without_a_whole_checkpoint_cannot_resume(tiny: Make, tmp_path: Pa
 
 def test_validation_is_the_plain_token_mean(tiny: Make, tiny_dataset: Path) -> None:
     config = tiny("validation.tokens=1024")
-    parts = prepare(config, tiny_dataset)
+    parts = prepare(config, tiny_dataset, ALONE)
     torch.nn.init.normal_(parts.model.head.weight)  # type: ignore[union-attr]
     with parts.loader, torch.no_grad():
-        result = validate(parts.loss_of, parts.validation, parts.token_bytes)
+        result = validate(parts.loss_of, parts.validation, parts.token_bytes, ALONE)
         nats, size = 0.0, 0
         for batch in parts.validation:
             plan = parts.attention.plan(batch.documents)
             odds = torch.log_softmax(parts.model(batch.inputs, plan).double(), dim=-1)
             nats -= float(odds.gather(-1, batch.targets[..., None]).sum())
+            assert parts.tokenizer is not None
             texts = parts.tokenizer.decode_bytes(batch.targets.flatten().tolist())
             size += len(texts)
     assert result.tokens == 1024

@@ -1,0 +1,66 @@
+"""`speedrun bench NAME`: each bench measures rivals side by side in one process and returns a flat
+dict. Names are module names in this folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+
+from speedrun.errors import ConfigError
+
+Figures = Mapping[str, float | int | str]
+
+
+def _loader() -> Figures:
+    from speedrun.bench.loader import measure_loader
+    from speedrun.bench.step import nano_config, nano_step_seconds
+
+    config = nano_config()
+    batch = config.batch
+    figures = dict(measure_loader())
+    nano = measure_loader(
+        seq_len=batch.length, batch_tokens=batch.tokens, order=config.data.order, repeats=3
+    )
+    step_seconds = nano_step_seconds()
+    figures["nano_tokens_per_second"] = nano["tokens_per_second"]
+    figures["nano_step_seconds"] = step_seconds
+    figures["share_of_step"] = batch.tokens / float(nano["tokens_per_second"]) / step_seconds
+    return figures
+
+
+def _attention() -> Figures:
+    from speedrun.bench.attention import measure_attention
+
+    return measure_attention()
+
+
+def _mask() -> Figures:
+    from speedrun.bench.mask import measure_mask
+
+    return measure_mask()
+
+
+BENCHES: dict[str, Callable[[], Figures]] = {
+    "loader": _loader,
+    "attention": _attention,
+    "mask": _mask,
+}
+
+
+def bench_command(name: str, as_json: bool) -> None:
+    if name and name not in BENCHES:
+        near = get_close_matches(name, BENCHES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"bench {name!r} is not known; nearest: {near!r} (known: {', '.join(BENCHES)})"
+        )
+    if as_json and not name:
+        raise ConfigError(f"bench --json needs one name: {', '.join(BENCHES)}")
+    for chosen in [name] if name else BENCHES:
+        figures = BENCHES[chosen]()
+        if as_json:
+            print(json.dumps(figures))
+            continue
+        print(f"bench {chosen}")
+        for key, value in figures.items():
+            print(f"  {key:24} {value:,.6g}" if isinstance(value, float) else f"  {key:24} {value}")

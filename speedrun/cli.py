@@ -1,0 +1,253 @@
+"""The `speedrun` command: verbs only.
+
+Each verb imports what it needs when it runs, so `speedrun --help` never loads torch. A user's
+mistake is a `SpeedrunError`: its sentence goes to stderr and its code to the shell.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from speedrun import __version__
+from speedrun.errors import ConfigError, SpeedrunError
+
+if TYPE_CHECKING:
+    from speedrun.config.files import Kind
+
+app = typer.Typer(
+    help="Train GPTs as fast as the hardware allows, measure it honestly, and show it.",
+    epilog="Start with:  speedrun train modern --track nano",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+recipes_app = typer.Typer(help="How to train: list, show and compare recipes.")
+tracks_app = typer.Typer(help="What is raced: list, show and compare tracks.")
+data_app = typer.Typer(help="Build, inspect, verify and download datasets.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(tracks_app, name="tracks")
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="key=value, for example model.layers=6", metavar="KEY=VALUE..."),
+]
+Name = Annotated[str, typer.Argument(help="Name, or path to a .toml file.")]
+Track = Annotated[str, typer.Option(help="Track name or path to a .toml file.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"speedrun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+@app.command(epilog="Example:  speedrun train modern --track nano --seed 1 model.layers=6")
+def train(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or path; none with --resume.")] = "",
+    overrides: Overrides = None,
+    track: Track = "nano",
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", "--run-dir", help="Run folder; default: runs/NAME."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Initial weights and data order.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Length; schedules scale with it.")] = None,
+    ranks: Annotated[int, typer.Option(help="Processes to start by torchrun.", min=0)] = 0,
+    max_restarts: Annotated[int, typer.Option(help="Restarts after a rank dies.", min=0)] = 0,
+    checkpoint_every: Annotated[
+        str, typer.Option(help="Steps (50) or time (5m); a stop and the end always save.")
+    ] = "",
+    keep: Annotated[int, typer.Option(help="Newest checkpoints kept, with the best.", min=1)] = 2,
+    time_limit: Annotated[str, typer.Option(help="Save and stop after, for example, 30m.")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume although config, data or code differ.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the config and its cost, and exit.")
+    ] = False,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras).")
+    ] = None,
+    sample_tokens: Annotated[
+        int, typer.Option(help="Tokens of text to write at the end; 0: none.", min=0)
+    ] = 120,
+) -> None:
+    """Train a model: RECIPE says how, --track says on what.
+
+    Exit codes: 0 done, 1 a run or its data cannot be used, 2 a mistake in the words above, 124 out
+    of time, 130 Ctrl-C, 143 SIGTERM. SIGUSR1 saves a checkpoint and goes on.
+    """
+    from speedrun.train.command import Request, train_command
+
+    train_command(
+        Request(
+            recipe, overrides or [], track, run, seed, steps, resume, force, dry_run,
+            sample_tokens, checkpoint_every, keep, time_limit, tuple(log or ()), ranks,
+            max_restarts,
+        )
+    )  # fmt: skip
+
+
+@app.command(epilog='Example:  speedrun sample runs/first --prompt "def main" --tokens 200')
+def sample(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    tokens: Annotated[int, typer.Option(help="Most tokens to write.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.", min=0)] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.", min=0)] = 0,
+) -> None:
+    """Stream text from a trained run."""
+    from speedrun.serve.sample import generate, load_run
+
+    model, tokenizer = load_run(run)
+    typer.echo(prompt, nl=False)
+    for piece in generate(
+        model, tokenizer, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
+    ):
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    typer.echo()
+
+
+def _add_file_verbs(group: typer.Typer, kind: Kind) -> None:
+    """The same three verbs for recipes and tracks."""
+
+    @group.callback(invoke_without_command=True)
+    def listing(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            from speedrun.report.text import list_files
+
+            list_files(kind)
+
+    @group.command()
+    def show(name: Name) -> None:
+        """Print every value it sets and which file set it."""
+        from speedrun.report.text import show_file
+
+        show_file(kind, name)
+
+    @group.command()
+    def diff(
+        first: Name,
+        second: Name,
+    ) -> None:
+        """Print the resolved values in which two of them differ."""
+        from speedrun.report.text import diff_files
+
+        diff_files(kind, first, second)
+
+
+_add_file_verbs(recipes_app, "recipe")
+_add_file_verbs(tracks_app, "track")
+
+
+@data_app.command(
+    epilog="Example:  speedrun data build notes/ logs.jsonl.zst --out mine --tokenizer bpe:4096"
+)
+def build(
+    sources: Annotated[
+        list[str], typer.Argument(help="stdlib, files, folders, globs, hf:NAME[:SPLIT].")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the new dataset.")],
+    tokenizer: Annotated[str, typer.Option(help="byte, bpe:N, gpt2 or gpt2:FOLDER.")] = "bpe:4096",
+    val_fraction: Annotated[
+        float, typer.Option(help="Share of documents kept for validation.", min=0, max=0.99)
+    ] = 0.05,
+    text_field: Annotated[str, typer.Option(help="JSONL field or parquet column.")] = "text",
+    max_document_bytes: Annotated[
+        int, typer.Option(help="Longer text files are cut at line ends.", min=1)
+    ] = 65_536,
+    shard_tokens: Annotated[int, typer.Option(help="Tokens in a shard.", min=1)] = 100_000_000,
+    force: Annotated[bool, typer.Option("--force", help="Replace a different dataset.")] = False,
+) -> None:
+    """Tokenize text into shards that train reads."""
+    from speedrun.data.command import build_command
+
+    build_command(
+        sources, out, tokenizer, val_fraction=val_fraction, text_field=text_field,
+        max_document_bytes=max_document_bytes, shard_tokens=shard_tokens, force=force,
+    )  # fmt: skip
+
+
+@data_app.command()
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="Dataset folder.")],
+    documents: Annotated[int, typer.Option(help="First documents to show.", min=0)] = 3,
+) -> None:
+    """Show a summary and the first documents, decoded."""
+    from speedrun.data.command import inspect_command
+
+    inspect_command(folder, documents)
+
+
+@data_app.command()
+def verify(folder: Annotated[Path, typer.Argument(help="Dataset folder.")]) -> None:
+    """Re-hash everything; name the bad file and offset."""
+    from speedrun.data.command import verify_command
+
+    verify_command(folder)
+
+
+@data_app.command(
+    epilog="Example:  speedrun data download fineweb10B --shards 9 --out data/fineweb10B"
+)
+def download(
+    name: Annotated[str, typer.Argument(help="fineweb10B, fineweb100B or finewebedu10B.")],
+    out: Annotated[Path | None, typer.Option(help="Folder; default: data/NAME.")] = None,
+    shards: Annotated[int, typer.Option(help="Training shards of 100M tokens.", min=1)] = 9,
+) -> None:
+    """Fetch the public GPT-2 shards (extra: hub)."""
+    from speedrun.data.command import download_command
+
+    download_command(name, out or Path("data") / name, shards)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, which backend would be used and why, and what is missing."""
+    from speedrun.doctor import doctor_command
+
+    doctor_command()
+
+
+@app.command(epilog="Example:  speedrun bench loader --json")
+def bench(
+    name: Annotated[str, typer.Argument(help="What to measure; without a name: all.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One flat JSON object.")] = False,
+) -> None:
+    """Measure side by side on this machine and print ratios."""
+    from speedrun.bench.command import bench_command
+
+    bench_command(name, as_json)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence, never a traceback."""
+    try:
+        app()
+    except SpeedrunError as error:
+        prefix = "usage error" if isinstance(error, ConfigError) else "error"
+        typer.echo(f"speedrun: {prefix}: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        typer.echo("speedrun: interrupted", err=True)
+        sys.exit(130)

@@ -1,0 +1,71 @@
+"""`speedrun doctor`: what this machine has, what would be used and why, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+from pathlib import Path
+
+import torch
+
+from speedrun import __version__
+from speedrun.hardware import cores, cpu_name, matmul_flops, memory_bytes, probe_bf16
+from speedrun.report.text import print_table, size_text
+
+EXTRAS = {
+    "hub": ("datasets", "Hugging Face datasets and `data download`"),
+    "tensorboard": ("tensorboard", "TensorBoard logs"),
+    "dev": ("pytest", "the test suite"),
+}
+
+
+def doctor_command() -> None:
+    torch.set_num_threads(cores())
+    fp32 = matmul_flops()
+    bf16 = probe_bf16()
+    rows = [
+        ("speedrun", __version__),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("torch", torch.__version__),
+        ("cpu", f"{cpu_name()}, {cores()} cores for us"),
+        ("memory", size_text(memory_bytes())),
+        ("fp32 matmul", f"{fp32 / 1e9:,.0f} GFLOP/s measured on {cores()} threads"),
+        (
+            "bf16 matmul",
+            f"unusable: {bf16.failure}"
+            if bf16.flops is None
+            else f"{bf16.flops / 1e9:,.0f} GFLOP/s measured, {bf16.flops / fp32:.2g}x fp32",
+        ),
+        ("gpu", _gpus()),
+        ("c++ compiler", shutil.which("c++") or shutil.which("g++") or "none found"),
+        ("free disk here", size_text(shutil.disk_usage(Path.cwd()).free)),
+    ]
+    print_table(("what", "found"), rows)
+    print()
+    print_table(("choice", "value", "because"), _choices())
+    missing = [
+        (f"speedrun[{extra}]", what, f"pip install 'speedrun[{extra}]'")
+        for extra, (module, what) in EXTRAS.items()
+        if importlib.util.find_spec(module) is None
+    ]
+    if missing:
+        print()
+        print_table(("missing extra", "needed for", "install"), missing)
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return "none that torch can use"
+    found = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(found)
+
+
+def _choices() -> list[tuple[str, str, str]]:
+    if torch.cuda.is_available():
+        return [("device", "cuda", "torch sees a CUDA device")]
+    return [
+        ("device", "cpu", "torch sees no CUDA device"),
+        ("precision", "fp32", "what every CPU does well"),
+        ("threads", str(cores()), "one a core"),
+    ]

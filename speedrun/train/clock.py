@@ -1,0 +1,64 @@
+"""Two clocks: seconds spent training, and seconds since the process began.
+
+The training clock follows the speedrun's rule: it runs during training steps and stands still
+during validation, sampling and checkpoints, with the device synchronised at the borders. The wall
+clock hides nothing, and every summary shows both.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+_IMPORTED = time.time()
+
+
+def process_start() -> float:
+    """When this process began, in seconds since the epoch."""
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + started / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return _IMPORTED
+
+
+class Clock:
+    """Training seconds so far; `paused()` stops it for what is not training."""
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self._device = device
+        self._before = seconds
+        self._since: float | None = None
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def start(self) -> None:
+        self._since = self._now()
+
+    @property
+    def seconds(self) -> float:
+        running = 0.0 if self._since is None else time.perf_counter() - self._since
+        return self._before + running
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        assert self._since is not None, "the clock is not running"
+        self._before += self._now() - self._since
+        self._since = None
+        try:
+            yield
+        finally:
+            self.start()
+
+    @staticmethod
+    def wall() -> float:
+        return time.time() - process_start()

@@ -1,0 +1,64 @@
+"""Where a run happened: versions, hardware, code. Enough to repeat it, or to say what changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from speedrun import __version__
+from speedrun.hardware import cores, cpu_name, memory_bytes
+
+PACKAGE = Path(__file__).parent.parent
+LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
+
+
+def code_hash() -> str:
+    """SHA-256 over the package's source, names and contents."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".cpp", ".toml") and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(PACKAGE), *words], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "speedrun": __version__,
+        "code_sha256": code_hash(),
+        "git_commit": commit.strip() if commit else None,
+        "git_diff": _git("diff", "HEAD", "--", ".") if commit else None,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libraries": {name: version(name) for name in LIBRARIES},
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory_bytes(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "command": " ".join(["speedrun", *sys.argv[1:]]),
+        "variables": {
+            key: value
+            for key, value in sorted(os.environ.items())
+            if key.startswith(("OMP_", "MKL_", "TORCH", "SPEEDRUN_", "CUDA_"))
+        },
+    }

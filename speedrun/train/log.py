@@ -1,0 +1,158 @@
+"""What a run says: `metrics.jsonl` for machines, a live panel or plain lines for people.
+
+`Log` turns the loop's facts into records once, on rank 0; sinks store them and a `Display` draws
+them. Events that need a person's attention are also said as a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from speedrun.config.schema import Config
+from speedrun.hardware import memory_available, memory_bytes
+from speedrun.train.clock import Clock
+from speedrun.train.health import Agreement
+from speedrun.train.validate import Validation
+
+if TYPE_CHECKING:
+    from speedrun.train.loop import Progress
+
+SENTENCES = {
+    "nonfinite": "step {step}: loss or gradient is not finite; the update is left out on all ranks",
+    "spike": "step {step}: loss {loss:.4f} is a spike, {z} standard deviations above the last ones",
+    "rewind": "back to the checkpoint of step {step}, going on with the data after batch {batch}",
+    "checkpoint_failed": "{reason}; the run goes on with the older checkpoints",
+}
+DATA_BOUND = 0.05  # share of training time spent waiting for data that is worth a word
+DIVERGING = 1.0  # nats above the best of the last losses
+MEMORY_LOW = 0.05  # share of the machine's memory still free
+
+
+class Sink(Protocol):
+    def log(self, kind: str, **values: Any) -> None: ...
+
+
+class Display(Protocol):
+    def note(self, text: str) -> None: ...
+    def step(self, view: StepView) -> None: ...
+    def validation(self, view: StepView) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step as people see it."""
+
+    step: int
+    total: int
+    loss: float
+    lr: float  # multiplier of the peak rates
+    seconds: float
+    ms: float
+    tokens_per_second: float
+    peak_share: float | None
+    wait_share: float
+    eta: float
+    val_loss: float | None
+    val_bpb: float | None
+    val_tokens: int
+    verdict: str
+
+
+class Log:
+    def __init__(
+        self,
+        config: Config,
+        sinks: Sequence[Sink],
+        display: Display,
+        start: Progress,
+        flops_per_token: int,
+        peak_flops: float | None,
+    ) -> None:
+        self._config, self._sinks, self._display = config, sinks, display
+        self._flops, self._peak = flops_per_token, peak_flops
+        self._first_seconds = self._last_seconds = start.seconds
+        self._steps = 0
+        self._last: tuple[float, float, float, float] = (float("nan"), 0.0, 0.0, 0.0)
+
+    def event(self, kind: str, **values: Any) -> None:
+        for sink in self._sinks:
+            sink.log(kind, **values)
+        if kind in SENTENCES:
+            self._display.note(SENTENCES[kind].format(**values))
+
+    def note(self, text: str) -> None:
+        self._display.note(text)
+
+    def step(self, progress: Progress, agreed: Agreement, rate: float, wait: float) -> None:
+        ms = 1000 * (progress.seconds - self._last_seconds)
+        self._last_seconds = progress.seconds
+        self._steps += 1
+        self._last = (agreed.loss, rate, ms, wait)
+        view = self._view(progress)
+        self.event(
+            "train",
+            **self._where(progress),
+            loss=agreed.loss,
+            grad_norm=agreed.grad_norm,
+            lr_multiplier=rate,
+            ms=round(ms, 3),
+            wait_seconds=round(wait, 6),
+            peak_share=view.peak_share,
+        )
+        self._display.step(view)
+
+    def validation(self, progress: Progress, result: Validation) -> None:
+        self.event(
+            "val",
+            **self._where(progress),
+            loss=result.loss,
+            bits_per_byte=result.bits_per_byte,
+            val_tokens=result.tokens,
+        )
+        self._display.validation(self._view(progress))
+
+    def _where(self, progress: Progress) -> Mapping[str, Any]:
+        return {
+            "step": progress.step,
+            "tokens": progress.step * self._config.batch.tokens,
+            "seconds": round(progress.seconds, 6),
+            "wall_seconds": round(Clock.wall(), 3),
+        }
+
+    def _view(self, progress: Progress) -> StepView:
+        loss, rate, ms, wait = self._last
+        seconds = progress.seconds - self._first_seconds
+        each = seconds / self._steps if self._steps else 0.0
+        speed = self._config.batch.tokens / each if each else 0.0
+        wait_share = wait / seconds if seconds else 0.0
+        return StepView(
+            step=progress.step,
+            total=self._config.steps,
+            loss=loss,
+            lr=rate,
+            seconds=progress.seconds,
+            ms=ms,
+            tokens_per_second=speed,
+            peak_share=speed * self._flops / self._peak if self._peak else None,
+            wait_share=wait_share,
+            eta=each * (self._config.steps - progress.step),
+            val_loss=progress.val_loss,
+            val_bpb=progress.val_bpb,
+            val_tokens=self._config.validation.tokens,
+            verdict=_verdict(progress, loss, wait_share),
+        )
+
+
+def _verdict(progress: Progress, loss: float, wait_share: float) -> str:
+    """What is off, in two words; empty when nothing is."""
+    off = []
+    if wait_share > DATA_BOUND:
+        off.append("data-bound")
+    if progress.recent and not loss < min(progress.recent) + DIVERGING:
+        off.append("diverging")
+    if memory_available() < MEMORY_LOW * memory_bytes():
+        off.append("memory nearly full")
+    return ", ".join(off)

@@ -1,0 +1,220 @@
+"""From a config to the parts of a run: dataset, loaders, model, optimizer, schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from speedrun.config.schema import Config
+from speedrun.data.loader import Batch, Loader, ValidationBatches
+from speedrun.data.shards import Dataset
+from speedrun.data.tokenizer import Tokenizer
+from speedrun.errors import DataError
+from speedrun.model.gpt import GPT
+from speedrun.model.window import Attention
+from speedrun.optim import AdamRule, CombinedOptimizer, MuonRule, Rule
+from speedrun.optim.schedules import cosine, momentum, trapezoid
+from speedrun.train.choices import choose_precision
+from speedrun.train.world import World
+
+
+@dataclass(frozen=True)
+class Parts:
+    config: Config
+    world: World
+    dataset: Dataset
+    tokenizer: Tokenizer | None
+    loader: Loader
+    validation: ValidationBatches
+    token_bytes: Tensor | None
+    model: GPT
+    parallel: nn.Module  # the model, or DistributedDataParallel around it
+    optimizer: CombinedOptimizer
+    attention: Attention
+    dtype: torch.dtype
+    notes: tuple[str, ...]
+
+    def loss_of(self, batch: Batch) -> Tensor:
+        loss: Tensor = self.model(batch.inputs, self.attention.plan(batch.documents), batch.targets)
+        return loss
+
+    def training_loss(self, batch: Batch) -> Tensor:
+        """As `loss_of`, through the module that averages gradients over ranks."""
+        loss: Tensor = self.parallel(
+            batch.inputs, self.attention.plan(batch.documents), batch.targets
+        )
+        return loss
+
+    def dummy_batch(self, rows: int) -> Batch:
+        """Made-up tokens in the shapes of a real batch of `rows` rows."""
+        shape = (rows, self.config.batch.length)
+        ids = torch.arange(math.prod(shape)).view(shape) % self.dataset.vocab_size
+        zeros = torch.zeros(shape, dtype=torch.int32)
+        return Batch(ids.int(), ids, zeros, zeros).to(self.world.device)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        if isinstance(self.parallel, DistributedDataParallel):
+            return self.parallel.no_sync()
+        return nullcontext()
+
+    def clip_gradients(self, norm: float) -> None:
+        """Scale gradients of the given norm down to `optimizer.clip`, if there is a limit."""
+        limit = self.config.optimizer.clip
+        if limit and norm > limit:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, limit / norm)
+
+    def set_schedule(self, step: int) -> float:
+        """Set learning rates, momentum and window for `step`; returns the rates' multiplier."""
+        self.attention.set_step(step)
+        rate = learning_rate_multiplier(self.config, step)
+        self.optimizer.set_multiplier(rate)
+        self.optimizer.set_momentum(momentum_at(self.config, step))
+        return rate
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint belongs to."""
+        return {
+            "dataset_fingerprint": self.dataset.fingerprint,
+            "tokenizer_fingerprint": self.dataset.tokenizer_fingerprint,
+        }
+
+
+def find_dataset(config: Config, progress: Callable[..., None] | None = None) -> Path:
+    """The folder of the run's dataset, built first if the track names a corpus."""
+    if config.data.dir:
+        return Path(config.data.dir).expanduser()
+    from speedrun.data.build import default_dataset
+
+    return default_dataset(
+        config.data.sources,
+        config.data.tokenizer,
+        val_fraction=config.data.val_fraction,
+        progress=progress,
+    )
+
+
+def learning_rate_multiplier(config: Config, step: int) -> float:
+    warmup = config.scaled(config.schedule.warmup)
+    floor = config.schedule.floor
+    if config.schedule.shape == "cosine":
+        return cosine(step, config.steps, warmup=warmup, floor=floor)
+    cooldown = min(config.scaled(config.schedule.cooldown), config.steps - warmup)
+    return trapezoid(step, config.steps, warmup=warmup, cooldown=cooldown, floor=floor)
+
+
+def momentum_at(config: Config, step: int) -> float:
+    muon, warmup = config.optimizer.muon, config.scaled(config.schedule.momentum_warmup)
+    return momentum(step, start=muon.momentum_start, end=muon.momentum, warmup=warmup)
+
+
+def build_optimizer(model: GPT, config: Config) -> CombinedOptimizer:
+    """Muon or Adam for the hidden matrices, Adam for the rest, by the roles the model gives."""
+    rules: dict[str, Rule] = {
+        role: AdamRule(**getattr(config.optimizer, role).model_dump())
+        for role in ("hidden", "embedding", "value_embedding", "head", "scalar")
+    }
+    rules["qkv"] = rules["hidden"]
+    if config.optimizer.kind == "muon":
+        chosen = config.optimizer.muon
+        muon = MuonRule(
+            lr=chosen.lr, momentum=chosen.momentum, nesterov=chosen.nesterov,
+            weight_decay=chosen.weight_decay, scale=chosen.scale,
+            coefficients=chosen.coefficients, steps=chosen.iterations,
+        )  # fmt: skip
+        sizes = config.model
+        parts = (sizes.heads, sizes.groups, sizes.groups)
+        split = tuple(n * sizes.size_of_head for n in parts) if chosen.split_qkv else 1
+        rules["hidden"], rules["qkv"] = muon, replace(muon, split_rows=split)
+    parameters = dict(model.named_parameters())
+    return CombinedOptimizer(
+        [(name, parameters[name], role) for name, role in model.roles().items()],
+        rules,
+        check_finite=False,  # the loop checks before it steps, on all ranks at once
+    )
+
+
+def share_gradients(model: GPT) -> nn.Module:
+    """Gradients are averaged in the buckets they travel in; buffers do not travel."""
+    newer = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    quiet: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **quiet)
+
+
+def load_tokenizer_if_any(dataset: Dataset) -> tuple[Tokenizer | None, list[str]]:
+    """Public shards can be trained on where GPT-2's tokenizer is out of reach."""
+    try:
+        return dataset.tokenizer(), []
+    except DataError as error:
+        if dataset.manifest is not None:
+            raise
+        return None, [f"no bits per byte and no samples in this run: {error}"]
+
+
+def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts:
+    """Everything a run needs, in the state of step 0 but for the loader's position."""
+    config.microbatches(world.size)
+    torch.set_num_threads(config.train.threads or world.threads)
+    device = world.device
+    dtype, precision = choose_precision(config.train.precision, device)
+    dataset = Dataset.open(folder)
+    tokenizer, notes = load_tokenizer_if_any(dataset)
+    length = config.batch.length
+    shared: dict[str, Any] = {
+        "seq_len": length,
+        "vocab_size": dataset.vocab_size,
+        "eot": dataset.eot,
+        "device": device,
+    }
+    batch_rows, val_rows = config.batch.tokens // length, config.validation.tokens // length
+    validation = ValidationBatches(
+        dataset.split("val"),
+        tokens=config.validation.tokens,
+        batch_tokens=math.gcd(batch_rows, val_rows) * length,
+        **shared,
+    )
+    torch.manual_seed(config.train.seed)
+    model = GPT(config.model, dataset.vocab_size, length)
+    model.set_precision(dtype).to(device)
+    parallel = share_gradients(model) if world.size > 1 else model
+    attention = Attention(config, device, dtype)
+    loader = Loader(
+        dataset.split("train"),
+        batch_tokens=config.batch.tokens,
+        seed=config.train.seed,
+        order=config.data.order,
+        rank=world.rank,
+        world=world.size,
+        start=start,
+        **shared,
+    )
+    notes += [
+        f"device {device}, {world.size} x {torch.get_num_threads()} threads",
+        f"precision {str(dtype).removeprefix('torch.')}: {precision}",
+        f"attention {attention.backend}: {attention.reason}",
+    ]
+    return Parts(
+        config=config,
+        world=world,
+        dataset=dataset,
+        tokenizer=tokenizer,
+        loader=loader,
+        validation=validation,
+        token_bytes=torch.from_numpy(tokenizer.token_bytes()).to(device) if tokenizer else None,
+        model=model,
+        parallel=parallel,
+        optimizer=build_optimizer(model, config),
+        attention=attention,
+        dtype=dtype,
+        notes=tuple(notes),
+    )
