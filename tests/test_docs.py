@@ -1,0 +1,72 @@
+"""Every command and every Python example in README and docs is run, in order, as it stands.
+
+Only what would run for minutes or run this very test is shortened, and only in the ways below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHORTENED = {
+    "make run": 'make run ARGS="--steps 2 --sample-tokens 4 --run {scratch}/run"',
+    "make test": "make -n test",
+    "make lint": "make -n lint",
+    "make bench": "make -n bench",
+}
+
+
+def examples(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for block in examples(page, "sh") for line in block.splitlines()]
+    bare = [re.sub(r"\s+#\s.*$", "", line).strip() for line in lines]
+    return [line for line in bare if line and not line.startswith("#")]
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """A folder like a fresh clone: the documents are there, results of commands are not."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_run(page: Path, scratch: Path, hub_server: str) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "HF_ENDPOINT": hub_server, "HF_HOME": str(scratch / "hf")}
+    for command in commands(page):
+        line = SHORTENED.get(command, command).format(scratch=scratch)
+        where = ROOT if line.startswith("make") else scratch
+        done = subprocess.run(
+            line, shell=True, cwd=where, env=env, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_examples_run(page: Path, scratch: Path) -> None:
+    for code in examples(page, "python"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=scratch, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
