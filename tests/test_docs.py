@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub import serve_hub
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORTENED = {
@@ -45,9 +47,14 @@ def scratch(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_run(page: Path, scratch: Path, hub_server: str) -> None:
+def test_commands_run(page: Path, scratch: Path) -> None:
+    with serve_hub(scratch) as hub:
+        run_commands(page, scratch, hub.address)
+
+
+def run_commands(page: Path, scratch: Path, hub: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "HF_ENDPOINT": hub_server, "HF_HOME": str(scratch / "hf")}
+    env = {**os.environ, "PATH": path, "HF_ENDPOINT": hub, "HF_HOME": str(scratch / "hf")}
     for command in commands(page):
         line = SHORTENED.get(command, command).format(scratch=scratch)
         where = ROOT if line.startswith("make") else scratch
@@ -59,11 +66,12 @@ def test_commands_run(page: Path, scratch: Path, hub_server: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_examples_run(page: Path, scratch: Path) -> None:
-    for code in examples(page, "python"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=scratch, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, f"{code}\n{done.stderr}"
+    """The examples of a page are one program: a later one may use what an earlier one made."""
+    code = "\n".join(examples(page, "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=scratch, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -245,7 +245,7 @@ class BatchConfig(Section):
 
     tokens: Count = Field(524_288, description="tokens per step over all ranks")
     length: Count = Field(1024, description="tokens in a sequence")
-    microbatch: Amount = Field(0, description="sequences per forward pass; 0: a rank's share")
+    microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
 
     @model_validator(mode="after")
     def _check(self) -> BatchConfig:
@@ -312,8 +312,11 @@ class Config(Section):
             )
         return self
 
-    def microbatches(self, world: int = 1) -> int:
-        """Forward passes per step on each rank; refuses what cannot be divided."""
+    def microbatches(self, world: int = 1, fits: int = 0) -> int:
+        """Forward passes per step on each rank; refuses what cannot be divided.
+
+        Where the config leaves it open, a pass takes as many sequences as `fits` (0: any number).
+        """
         sequences = self.batch.tokens // self.batch.length
         if sequences % world:
             _refuse(
@@ -322,7 +325,9 @@ class Config(Section):
                 f"its {sequences} sequences must divide by the {world} ranks",
             )
         share = sequences // world
-        micro = self.batch.microbatch or share
+        most = min(fits or share, share)
+        largest = next(n for n in range(most, 0, -1) if share % n == 0)
+        micro = self.batch.microbatch or largest
         if share % micro:
             _refuse(
                 "batch.microbatch",

@@ -1,9 +1,10 @@
 """Checkpoints: safetensors and JSON in a folder that is either whole or not there.
 
 A checkpoint is written under a temporary name, flushed, hashed into `checkpoint.json`, and renamed;
-a crash at any instant leaves the previous ones untouched. Nothing is ever unpickled. The state of a
-run is plain data: weights, optimizer tensors by parameter name, and one integer, the step, from
-which the data position and every schedule follow.
+a crash at any instant leaves the previous ones untouched. `checkpoint.json` holds its own hash too,
+so no byte that matters can change unnoticed. Nothing is ever unpickled. The state of a run is plain
+data: weights, optimizer tensors by parameter name, and a few numbers from which the position in the
+data and every schedule follow; none of it depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +45,18 @@ class Checkpoint:
         return load_file(self.folder / OPTIMIZER)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def folder_of(root: Path, step: int) -> Path:
+    return root / f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def folders(root: Path) -> list[Path]:
+    """Folders that bear a checkpoint's name, by step; whether they are whole is `read`'s to say."""
+    named = (path for path in root.glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name))
+    return sorted(named, key=step_of)
 
 
 def flush(path: Path) -> None:
@@ -57,6 +68,16 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of_meta(meta: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in meta.items() if key != "meta_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def save(
     root: Path,
     meta: Mapping[str, Any],
@@ -64,47 +85,84 @@ def save(
     optimizer: Mapping[str, Tensor],
 ) -> Path:
     """Write `root/step-NNNNNN` for `meta["step"]`; an older one of that step is replaced."""
-    final = root / f"step-{meta['step']:06d}"
-    temporary = root / f".{final.name}.{os.getpid()}.partial"
+    final = folder_of(root, meta["step"])
+    temporary, replaced = root / f".{final.name}.partial", root / f".{final.name}.replaced"
     try:
-        temporary.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
         files = {MODEL: model, OPTIMIZER: optimizer}
         for name, tensors in files.items():
             save_file({key: t.detach().cpu().contiguous() for key, t in tensors.items()},
                       temporary / name)  # fmt: skip
             flush(temporary / name)
-        hashes = {name: _sha256(temporary / name) for name in files}
-        (temporary / META).write_text(json.dumps({**meta, "sha256": hashes}, indent=2) + "\n")
+        whole = {
+            **meta,
+            "bytes": {name: (temporary / name).stat().st_size for name in files},
+            "sha256": {name: _sha256(temporary / name) for name in files},
+        }
+        whole["meta_sha256"] = _sha256_of_meta(whole)
+        (temporary / META).write_text(json.dumps(whole, indent=2) + "\n")
         flush(temporary / META)
         flush(temporary)
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(replaced)  # a crash before the next line is mended by `tidy`
         temporary.rename(final)
         flush(root)
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(f"checkpoint {final} could not be written: {error}") from error
     return final
 
 
-def read(folder: Path) -> Checkpoint:
+def tidy(root: Path) -> None:
+    """Clear up after a crash in `save`; only for the one process that writes here."""
+    for old in root.glob(".step-*.replaced"):
+        final = root / old.name[1:].removesuffix(".replaced")
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(final)
+    for torn in root.glob(".step-*.partial"):
+        shutil.rmtree(torn, ignore_errors=True)
+
+
+def read(folder: Path, *, verify: bool = True) -> Checkpoint:
     """A checkpoint whose every byte has been checked against its manifest."""
+
+    def damaged(what: str) -> RunError:
+        return RunError(f"checkpoint {folder} is damaged: {what}")
+
     try:
-        meta = json.loads((folder / META).read_text())
-        for name, expected in meta["sha256"].items():
-            if _sha256(folder / name) != expected:
-                raise RunError(f"checkpoint {folder} is damaged: {name} does not match its SHA-256")
+        meta = json.loads((folder / META).read_bytes())
+        if meta["meta_sha256"] != _sha256_of_meta(meta):
+            raise damaged(f"{META} does not match its own SHA-256")
+        for name, size in meta["bytes"].items() if verify else ():
+            found = (folder / name).stat().st_size
+            if found != size:
+                raise damaged(f"{name} has {found:,} bytes, not {size:,}")
+            if _sha256(folder / name) != meta["sha256"][name]:
+                raise damaged(f"{name} does not match its SHA-256")
         return Checkpoint(folder, meta)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"checkpoint {folder} is damaged: {error}") from None
+    except FileNotFoundError as error:
+        raise damaged(f"{Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise damaged(f"{error.strerror} in {error.filename}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise damaged(f"{META} is not what was written") from None
 
 
-def latest(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint below `root`, and a sentence for each damaged one passed over."""
+def latest(
+    root: Path, fit: Callable[[Checkpoint], bool] = lambda _: True
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole (and fit) checkpoint, and a sentence for each damaged one passed over."""
     skipped: list[str] = []
-    for folder in sorted(root.glob("step-*"), key=lambda path: path.name, reverse=True):
+    for folder in reversed(folders(root)):
         try:
-            return read(folder), skipped
+            found = read(folder)
         except RunError as error:
             skipped.append(str(error))
+            continue
+        if fit(found):
+            return found, skipped
     return None, skipped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from speedrun.errors import ConfigError
-from speedrun.hardware import matmul_flops, probe_bf16
+from speedrun.hardware import matmul_flops, memory_bytes, probe_bf16
 
 
 def choose_device(requested: str) -> torch.device:
@@ -16,6 +16,13 @@ def choose_device(requested: str) -> torch.device:
         )
     cuda = requested != "cpu" and torch.cuda.is_available()
     return torch.device("cuda" if cuda else "cpu")
+
+
+def device_memory(device: torch.device) -> int:
+    """All the memory that ranks on this host share on a CPU, or one rank's GPU has."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return memory_bytes()
 
 
 def choose_precision(requested: str, device: torch.device) -> tuple[torch.dtype, str]:

@@ -46,8 +46,8 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        running = 0.0 if self._since is None else time.perf_counter() - self._since
-        return self._before + running
+        """So far, with the work under way on the device done."""
+        return self._before + (0.0 if self._since is None else self._now() - self._since)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -203,6 +203,7 @@ def print_sample(run: RunFolder, tokens: int) -> None:
 
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:
+    from speedrun.hardware import memory_bytes
     from speedrun.train.estimate import estimate, vocab_size_of
 
     config = resolved.config
@@ -211,7 +212,7 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
         [(key, value_text(value), origin) for key, value, origin in resolved.rows()],
     )
     vocab_size = vocab_size_of(config)
-    cost = estimate(config, vocab_size, ranks)
+    cost = estimate(config, vocab_size, ranks, memory_bytes())
     print()
     print_table(
         ("parameters", "count"),
@@ -224,5 +225,9 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print(f"FLOPs per token:       {cost.flops_per_token:,}")
     print(f"steps, tokens:         {config.steps:,}, {cost.tokens:,}")
     print(f"FLOPs in all:          {cost.flops_per_token * cost.tokens:.3g}")
-    print(f"microbatches per step: {config.microbatches(ranks)}")
-    print(f"estimated peak memory: {size_text(cost.memory_bytes)}")
+    print(f"microbatches per step: {cost.microbatches}")
+    rank = " a rank" if ranks > 1 else ""
+    print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
+    if cost.memory_bytes * ranks > memory_bytes():
+        print(f"that is more than this machine's {size_text(memory_bytes())}: set a smaller "
+              "batch.length or model")  # fmt: skip

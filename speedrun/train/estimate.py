@@ -13,16 +13,18 @@ from pathlib import Path
 
 import torch
 
-from speedrun.config.schema import Config
+from speedrun.config.schema import BLOCK, Config
 from speedrun.data.shards import PUBLIC_VOCAB, Dataset
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
 from speedrun.model.gpt import GPT, MATRICES
+from speedrun.model.window import window_at
 
 RUNTIME_BYTES = 400 << 20  # resident size of Python with torch loaded, measured at 0.35 to 0.4 GB
 # Floats kept per token and layer for the backward pass, in widths: norms, q, k, v before and after
 # norm and rotation, attention output, three MLP tensors of four widths.
 KEPT_WIDTHS = 28
 KEPT_LOGITS = 3  # logits, their fp32 copy and the gradient
+USABLE = 0.6  # share of the machine's memory that a run plans to fill
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Estimate:
     parameters: dict[str, int]  # by role
     flops_per_token: int
     tokens: int
-    memory_bytes: int
+    microbatches: int  # forward passes per step and rank
+    memory_bytes: int  # per rank
 
     @property
     def total_parameters(self) -> int:
@@ -45,33 +48,63 @@ def vocab_size_of(config: Config) -> int:
     return {"byte": MIN_BPE, "gpt2": PUBLIC_VOCAB}.get(spec.kind, spec.size)
 
 
+def visible_keys(config: Config, samples: int = 100) -> float:
+    """Keys a query sees, on average over a row and a run, were each row one document."""
+    length = config.batch.length
+    unit = BLOCK if config.attention.window == "blocks" else 1
+    windows = [
+        min((window_at(config, config.steps * i // samples) or length) * unit, length)
+        for i in range(samples)
+    ]
+    # Query t sees min(t + 1, window) keys.
+    return sum(w - w * (w - 1) / (2 * length) for w in windows) / samples
+
+
 def flops_per_token(config: Config, model: GPT, visible: float | None = None) -> int:
-    """Multiply-adds count two. `visible`: keys a query sees on average; None: causal rows."""
+    """Multiply-adds count two. `visible`: keys a query sees; None: what `visible_keys` says."""
     roles = model.roles()
     weights = sum(p.numel() for n, p in model.named_parameters() if roles[n] in MATRICES)
     if model.head is None:
         weights += model.embedding.weight.numel()
-    keys = (config.batch.length + 1) / 2 if visible is None else visible
+    keys = visible_keys(config) if visible is None else visible
     attending = config.model.layers - len(config.model.attention_free)
     attention = 4 * keys * config.model.heads * config.model.size_of_head * attending
     return round(3 * (2 * weights + attention))
 
 
-def estimate(config: Config, vocab_size: int, ranks: int = 1) -> Estimate:
+def sequence_bytes(config: Config, vocab_size: int, itemsize: int = 4) -> int:
+    """Memory of the activations that one sequence keeps for its backward pass."""
+    multiple = config.model.vocab_multiple
+    logits = KEPT_LOGITS * -(-vocab_size // multiple) * multiple
+    per_token = KEPT_WIDTHS * config.model.layers * config.model.width + logits
+    return itemsize * config.batch.length * per_token
+
+
+def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: int = 4) -> int:
+    """How many sequences a forward pass may take in `memory` bytes; at least one.
+
+    It depends on the size of the machine, not on what is free, so that a run repeats exactly.
+    """
+    return max(1, int(USABLE * memory) // sequence_bytes(config, vocab_size, itemsize))
+
+
+def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estimate:
     with torch.device("meta"):
         model = GPT(config.model, vocab_size, config.batch.length)
     roles = model.roles()
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         parameters[roles[name]] += parameter.numel()
-    total = sum(parameters.values())
-    rows = config.batch.tokens // config.batch.length // ranks // config.microbatches(ranks)
-    per_token = KEPT_WIDTHS * config.model.layers * config.model.width
-    logits = -(-vocab_size // config.model.vocab_multiple) * config.model.vocab_multiple
-    activations = 4 * rows * config.batch.length * (per_token + KEPT_LOGITS * logits)
+    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory // ranks))
+    rows = config.batch.tokens // config.batch.length // ranks // passes
+    state = 1 if config.optimizer.kind == "muon" else 2
+    moments = 2 * parameters.total() - (2 - state) * (parameters["hidden"] + parameters["qkv"])
     return Estimate(
         parameters=dict(parameters),
         flops_per_token=flops_per_token(config, model),
         tokens=config.steps * config.batch.tokens,
-        memory_bytes=RUNTIME_BYTES + 16 * total + activations,
+        microbatches=passes,
+        memory_bytes=RUNTIME_BYTES
+        + 4 * (2 * parameters.total() + moments)  # weights, gradients, moments
+        + rows * sequence_bytes(config, vocab_size),
     )

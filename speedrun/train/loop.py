@@ -60,16 +60,16 @@ def split(batch: Batch, parts: int) -> list[Batch]:
     return [Batch(*piece) for piece in zip(*(f.chunk(parts) for f in fields), strict=True)]
 
 
-def forward_backward(parts: Parts, batch: Batch, microbatches: int) -> Tensor:
+def forward_backward(parts: Parts, batch: Batch) -> Tensor:
     """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.
 
     Ranks average their gradients during the last backward only.
     """
     total = torch.zeros((), device=parts.world.device)
-    for index, micro in enumerate(split(batch, microbatches)):
-        last = index == microbatches - 1
+    for index, micro in enumerate(split(batch, parts.microbatches)):
+        last = index == parts.microbatches - 1
         with nullcontext() if last else parts.no_sync():
-            loss = parts.training_loss(micro) / microbatches
+            loss = parts.training_loss(micro) / parts.microbatches
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total
@@ -81,7 +81,6 @@ def train(
     """Train from `progress` to the end (0) or to a requested stop (its exit code)."""
     clock = Clock(parts.world.device, progress.seconds)
     recovery = Recovery(config, parts, progress, log, keeper)
-    microbatches = config.microbatches(parts.world.size)
     clock.start()
     while progress.step < config.steps:
         rate = parts.set_schedule(progress.step)
@@ -89,7 +88,7 @@ def train(
             with clock.paused():
                 run_validation(config, parts, progress, log)
         batch = next(parts.loader)
-        loss = forward_backward(parts, batch, microbatches)
+        loss = forward_backward(parts, batch)
         wishes = (*controls.wishes(), keeper.due(progress.step + 1))
         agreed = agree(parts.world, loss, parts.model.parameters(), wishes)
         if agreed.finite:

@@ -89,7 +89,7 @@ def warm_up(config: Config, parts: Parts) -> None:
     rows = config.batch.tokens // config.batch.length // parts.world.size
     batch = parts.dummy_batch(rows)
     parts.set_schedule(0)
-    forward_backward(parts, batch, config.microbatches(parts.world.size))
+    forward_backward(parts, batch)
     parts.optimizer.zero_grad(set_to_none=True)
 
 

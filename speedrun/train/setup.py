@@ -23,7 +23,8 @@ from speedrun.model.gpt import GPT
 from speedrun.model.window import Attention
 from speedrun.optim import AdamRule, CombinedOptimizer, MuonRule, Rule
 from speedrun.optim.schedules import cosine, momentum, trapezoid
-from speedrun.train.choices import choose_precision
+from speedrun.train.choices import choose_precision, device_memory
+from speedrun.train.estimate import sequences_that_fit
 from speedrun.train.world import World
 
 
@@ -41,6 +42,7 @@ class Parts:
     optimizer: CombinedOptimizer
     attention: Attention
     dtype: torch.dtype
+    microbatches: int
     notes: tuple[str, ...]
 
     def loss_of(self, batch: Batch) -> Tensor:
@@ -188,6 +190,9 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
     model.set_precision(dtype).to(device)
     parallel = share_gradients(model) if world.size > 1 else model
     attention = Attention(config, device, dtype)
+    memory = device_memory(device) // world.local_size
+    fits = sequences_that_fit(config, dataset.vocab_size, memory, dtype.itemsize)
+    microbatches = config.microbatches(world.size, fits)
     loader = Loader(
         dataset.split("train"),
         batch_tokens=config.batch.tokens,
@@ -199,7 +204,8 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
         **shared,
     )
     notes += [
-        f"device {device}, {world.size} x {torch.get_num_threads()} threads",
+        f"device {device}, {world.size} x {torch.get_num_threads()} threads, {microbatches} "
+        "forward passes a step",
         f"precision {str(dtype).removeprefix('torch.')}: {precision}",
         f"attention {attention.backend}: {attention.reason}",
     ]
@@ -216,5 +222,6 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
         optimizer=build_optimizer(model, config),
         attention=attention,
         dtype=dtype,
+        microbatches=microbatches,
         notes=tuple(notes),
     )

@@ -1,7 +1,8 @@
 """Signals as wishes that the loop answers between two steps.
 
 SIGINT and SIGTERM ask for a checkpoint and an end, SIGUSR1 for a checkpoint only. An update is
-never cut in half: the first signal asks, a second SIGINT insists.
+never cut in half: the first signal asks, a second SIGINT insists. A time limit counts from the
+start of the process, as the limits of schedulers do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from speedrun.train.clock import Clock
+
 TIME_LIMIT_CODE = 124  # as `timeout` exits
 
 
@@ -18,7 +21,9 @@ class Controls:
     """What the outside has asked for; ranks share their wishes in `health.agree`."""
 
     def __init__(self, time_limit: float | None = None) -> None:
-        self._deadline = None if time_limit is None else time.monotonic() + time_limit
+        self._deadline: float | None = None
+        if time_limit is not None:
+            self._deadline = time.monotonic() + time_limit - Clock.wall()
         self._stop: signal.Signals | None = None
         self._save = False
 

@@ -1,18 +1,22 @@
 """The ranks of a run: one process, or many started by torchrun.
 
 torchrun tells a process its place by environment variables; without them the world is this process
-alone and every question has a local answer. Gloo serves CPUs, NCCL serves GPUs.
+alone and every question has a local answer. Gloo serves CPUs, NCCL serves GPUs. What ranks tell
+each other is numbers, added up: nothing is pickled.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.hardware import cores
 
 
@@ -30,16 +34,29 @@ class World:
     @staticmethod
     def join(device: torch.device) -> World:
         """Take our place among the ranks that torchrun started, if it did."""
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        if size == 1:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return World.alone(device)
-        local = int(os.environ["LOCAL_RANK"])
+        try:
+            local, local_size = (int(os.environ[k]) for k in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but LOCAL_RANK and LOCAL_WORLD_SIZE do "
+                "not say which rank this is; start ranks with torchrun or with --ranks"
+            ) from None
         if device.type == "cuda":
+            if local >= torch.cuda.device_count():
+                raise ConfigError(
+                    f"rank {local} of this host has no GPU: torch sees {torch.cuda.device_count()} "
+                    f"for {local_size} ranks; start one rank per GPU"
+                )
             device = torch.device("cuda", local)
             torch.cuda.set_device(device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        return World(dist.get_rank(), size, int(os.environ["LOCAL_WORLD_SIZE"]), device)
+            try:
+                dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            except (RuntimeError, ValueError) as error:
+                raise RunError(f"the ranks could not meet: {_first_line(error)}") from error
+        return World(dist.get_rank(), dist.get_world_size(), local_size, device)
 
     @staticmethod
     def leave() -> None:
@@ -64,6 +81,60 @@ class World:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor]
 
+    def gather(self, value: float) -> list[float]:
+        """Every rank's value, in the order of the ranks."""
+        return self.sum([value if rank == self.rank else 0.0 for rank in range(self.size)])
+
+    def from_first(self, value: int) -> int:
+        """Rank 0's number."""
+        return round(self.sum([value if self.first else 0])[0])
+
+    def text_from_first(self, text: str) -> str:
+        """Rank 0's text."""
+        if self.size == 1:
+            return text
+        data = list(text.encode()) if self.first else []
+        length = self.from_first(len(data))
+        return bytes(map(round, self.sum(data or [0] * length))).decode()
+
     def barrier(self) -> None:
         if self.size > 1:
             self.sum([0.0])
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A user's mistake met on any rank ends all of them, with one message: that of the lowest.
+
+        The block must not talk to other ranks: one that failed early would not answer.
+        """
+        failure: SpeedrunError | None = None
+        try:
+            yield
+        except SpeedrunError as error:
+            failure = error
+        codes = [round(code) for code in self.gather(failure.exit_code if failure else 0)]
+        if failure and not any(codes[: self.rank]):
+            raise failure
+        if any(codes):
+            sys.exit(next(filter(None, codes)))
+
+    @contextmanager
+    def watching_peers(self) -> Iterator[None]:
+        """Where a rank dies the others cannot go on; theirs is not the message that matters."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size > 1 and _lost_peer(error):
+                raise RunError(
+                    f"rank {self.rank} stops because another rank has gone, and that one's own "
+                    f"message says why ({_first_line(error)})"
+                ) from None
+            raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _lost_peer(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from speedrun.config.resolve import resolve
+from speedrun.model.gpt import GPT
+from speedrun.model.mask import first_key
+from speedrun.train.estimate import (
+    estimate,
+    flops_per_token,
+    sequences_that_fit,
+    visible_keys,
+    vocab_size_of,
+)
+
+GIB = 1 << 30
+
+
+def test_flops_are_those_of_every_matmul() -> None:
+    """Torch's own counter on a forward and backward pass, with attention over all T x T pairs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from speedrun.model.attention import plan_attention
+
+    config = resolve("modern", "nano", ["model.layers=2", "batch.length=128"]).config
+    model = GPT(config.model, 500, 128)
+    ids = torch.zeros(2, 128, dtype=torch.int64)
+    plan = plan_attention("dense", ids, None)
+    with FlopCounterMode(display=False) as counter:
+        model(ids, plan, ids).backward()
+    counted = counter.get_total_flops()
+    # The counter leaves attention out on CPU, so it is compared without.
+    assert flops_per_token(config, model, visible=0) * 256 == pytest.approx(counted, rel=0.01)
+    attention = flops_per_token(config, model, visible=128) - flops_per_token(config, model, 0)
+    assert attention == 3 * 4 * 128 * 192 * 2  # scores and values, 2 layers
+
+
+def test_visible_keys_follow_the_window() -> None:
+    assert visible_keys(resolve("modern", "nano").config) == 256.5
+    words = ["attention.window=blocks", "attention.window_start=128", "attention.window_end=128"]
+    config = resolve("modern", "nano", words).config
+    mask = first_key(torch.zeros(1, 512, dtype=torch.int32), torch.tensor(128), "tokens")
+    exact = (torch.arange(512) - mask + 1).float().mean().item()
+    assert visible_keys(config) == pytest.approx(exact)
+
+
+def test_microbatches_follow_from_memory() -> None:
+    words = ["data.dir=", "data.tokenizer=gpt2", "batch.length=1024", "attention.window_end=1024"]
+    config = resolve("record-18", "small", words).config
+    vocab = vocab_size_of(config)
+    assert vocab == 50257
+    large = estimate(config, vocab, 1, 4096 * GIB)
+    small = estimate(config, vocab, 1, 24 * GIB)
+    shared = estimate(config, vocab, 8, 24 * GIB)
+    assert large.microbatches == 1
+    assert 8 < small.microbatches <= 512
+    assert small.memory_bytes < 24 * GIB < large.memory_bytes
+    assert shared.microbatches * 8 >= small.microbatches
+    assert large.total_parameters == 275_742_772
+    assert sequences_that_fit(config, vocab, 1) == 1
+
+
+def test_the_config_decides_if_it_says_so() -> None:
+    config = resolve("modern", "nano", ["batch.microbatch=2"]).config
+    assert config.microbatches(1, fits=1) == 8
+    assert resolve("modern", "nano").config.microbatches(1, fits=5) == 4
