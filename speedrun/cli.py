@@ -6,6 +6,7 @@ mistake is a `SpeedrunError`: its sentence goes to stderr and its code to the sh
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,6 +93,7 @@ def train(
     Exit codes: 0 done, 1 a run or its data cannot be used, 2 a mistake in the words above, 124 out
     of time, 130 Ctrl-C, 143 SIGTERM. SIGUSR1 saves a checkpoint and goes on.
     """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save until the loop listens
     from speedrun.train.command import Request, train_command
 
     train_command(
@@ -136,11 +138,16 @@ def _add_file_verbs(group: typer.Typer, kind: Kind) -> None:
             list_files(kind)
 
     @group.command()
-    def show(name: Name) -> None:
+    def show(
+        name: Name,
+        history: Annotated[
+            bool, typer.Option("--history", help="What each ancestor changed, oldest first.")
+        ] = False,
+    ) -> None:
         """Print every value it sets and which file set it."""
-        from speedrun.report.text import show_file
+        from speedrun.report.text import show_file, show_history
 
-        show_file(kind, name)
+        (show_history if history else show_file)(kind, name)
 
     @group.command()
     def diff(
@@ -216,6 +223,109 @@ def download(
     from speedrun.data.command import download_command
 
     download_command(name, out or Path("data") / name, shards)
+
+
+Seeds = Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)]
+
+
+@app.command(epilog="Example:  speedrun race baseline record-03 record-18 --track nano --seeds 3")
+def race(
+    recipes: Annotated[list[str], typer.Argument(help="Recipe names or paths.")],
+    track: Track = "nano",
+    seeds: Seeds = 3,
+    budget: Annotated[int | None, typer.Option(help="Most steps of a run.", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = Path(
+        "races/race"
+    ),
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value for every run.")
+    ] = None,
+) -> None:
+    """Race recipes to the track's target: seeds, intervals, ratios, race.json and a page."""
+    from speedrun.science.command import race_command
+
+    race_command(recipes, track, seeds, budget, out, override or [])
+
+
+def _switches(incomplete: str) -> list[str]:
+    from speedrun.config.resolve import describe
+
+    return [f"{key}=" for key in describe() if key.startswith(incomplete)]
+
+
+@app.command(epilog="Example:  speedrun ablate record-18 --seeds 4 --switch model.softcap=30.0")
+def ablate(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
+    track: Track = "nano",
+    seeds: Seeds = 3,
+    switch: Annotated[
+        list[str] | None,
+        typer.Option(help="key=value; without: every technique off.", autocompletion=_switches),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
+    alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value for every run.")
+    ] = None,
+) -> None:
+    """Switch a recipe's techniques off one at a time, paired by seed, with corrected p-values."""
+    from speedrun.science.command import ablate_command
+
+    ablate_command(recipe, track, seeds, switch or [], out, alpha, override or [])
+
+
+@app.command("verify", epilog="Example:  speedrun verify runs/a runs/b runs/c --target 3.28")
+def verify_claim(
+    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders.")] = None,
+    target: Annotated[float | None, typer.Option(help="Default: the runs' own.")] = None,
+    alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
+    losses: Annotated[
+        Path | None, typer.Option(help="A file: one loss a line, or a column val_loss.")
+    ] = None,
+    sigma: Annotated[float | None, typer.Option(help="Known spread: z-test.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Test that the mean loss is below a target. Exit 0: it holds, 1: not, 2: misuse."""
+    from speedrun.science.command import verify_command
+
+    sys.exit(verify_command(runs or [], target, alpha, losses, sigma, as_json))
+
+
+@app.command(epilog="Example:  speedrun report races/race --out race.html")
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, races or ablations.")],
+    out: Annotated[Path | None, typer.Option(help="The page; default: report.html.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve it live on this machine only.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port for --watch.", min=0, max=65535)] = 8765,
+) -> None:
+    """Draw runs, a race or an ablation as one page that needs no network."""
+    from speedrun.report.command import report_command
+
+    report_command(paths, out, watch, port)
+
+
+@app.command(epilog="Example:  speedrun submit runs/a runs/b runs/c")
+def submit(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of one recipe.")],
+    file: Annotated[Path, typer.Option(help="The leaderboard.")] = Path("leaderboard.json"),
+    alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
+) -> None:
+    """Check runs against the track's rules and add them to the leaderboard."""
+    from speedrun.science.command import submit_command
+
+    submit_command(runs, file, alpha)
+
+
+@app.command()
+def leaderboard(
+    file: Annotated[Path, typer.Option(help="The leaderboard.")] = Path("leaderboard.json"),
+) -> None:
+    """Show the leaderboard."""
+    from speedrun.science.command import leaderboard_command
+
+    leaderboard_command(file)
 
 
 @app.command()

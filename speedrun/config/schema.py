@@ -267,9 +267,15 @@ class TrainConfig(Section):
     steps: Amount = Field(0, description="optimizer steps; 0: schedule.steps")
     seed: Amount = Field(0, description="initial weights and order of the data")
     target: NonNegative = Field(0.0, description="validation loss that ends the race; 0: none")
+    stop: Literal["steps", "target"] = Field(
+        "steps", description="end after all steps, or at the first validation at the target"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if present")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="of activations and tables; matrices stay fp32; auto: bf16 on CUDA"
+    )
+    compile: Literal["auto", "none", "block", "model"] = Field(
+        "auto", description="torch.compile a block, reused by all, or the model; auto: on CUDA"
     )
     threads: Amount = Field(0, description="CPU threads; 0: all cores")
 

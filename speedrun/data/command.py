@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from speedrun.config.resolve import resolve
 from speedrun.data.shards import MANIFEST, Dataset
 from speedrun.errors import DataError
 from speedrun.report.text import print_table, size_text
@@ -68,8 +69,17 @@ def build_command(
             progress=progress,
             force=force,
         )
-    _print_summary(out)
-    print(f"\ntrain on it: speedrun train modern --track nano data.dir={out}")
+    print(f"\ntrain on it: {training_command(_print_summary(out))}")
+
+
+def training_command(dataset: Dataset) -> str:
+    """How to train on a dataset, with what the nano track needs changed if it is small."""
+    config = resolve(track="nano").config
+    length, rows = config.batch.length, (dataset.split("val").tokens - 1) // config.batch.length
+    command = f"speedrun train record-18 --track nano data.dir={dataset.folder}"
+    if 0 < rows * length < config.validation.tokens:
+        command += f" validation.tokens={rows * length}"
+    return command
 
 
 def inspect_command(folder: Path, documents: int) -> None:

@@ -4,7 +4,7 @@ A shard is 256 little-endian int32 (magic, version, token count, zeros) followed
 tokens: the layout of the public FineWeb shards, so those files are read as they are and ours can be
 read by any program that reads them. Every document opens with the end-of-text token and may run on
 into the next shard. `manifest.json` adds what a header cannot hold: the tokenizer, the sources, and
-digests that let a damaged file be found to within one 4 MiB chunk.
+digests that let a damaged file be found to within one chunk of 64 KiB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOKEN_DTYPE = np.dtype("<u2")
 MAX_VOCAB = 65_535
 SHARD_TOKENS = 100_000_000
 MAX_SHARD_TOKENS = 2**31 - 1  # the header counts in int32
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 64 << 10
 MANIFEST, MANIFEST_FORMAT = "manifest.json", 1
 
 # What the public shards hold; they come without a manifest.
@@ -70,7 +70,7 @@ def write_atomically(path: Path, data: bytes | bytearray) -> None:
 
 
 def chunk_checksums(data: bytes | bytearray) -> tuple[str, ...]:
-    """CRC-32 of each 4 MiB of a shard file: eight hex digits per chunk tell where damage lies."""
+    """CRC-32 of each 64 KiB of a shard file: eight hex digits per chunk tell where damage lies."""
     with memoryview(data) as view:
         starts = range(0, len(view), CHUNK_BYTES)
         return tuple(f"{zlib.crc32(view[start : start + CHUNK_BYTES]):08x}" for start in starts)
@@ -162,7 +162,7 @@ def check_tokens(
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One shard file as the manifest knows it; `chunks` are its CRC-32s, one per 4 MiB."""
+    """One shard file as the manifest knows it; `chunks` are its CRC-32s, one per 64 KiB."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
     file: str

@@ -67,6 +67,23 @@ def show_file(kind: Kind, name: str) -> None:
     print_table(("key", "value", "set by"), rows)
 
 
+def show_history(kind: Kind, name: str) -> None:
+    """Each file of the chain: why it is there and what it changed."""
+    values: dict[str, Any] = {}
+    for layer in chain(kind, name):
+        minutes = layer.notes.get("published_minutes")
+        seed = layer.notes.get("seed")
+        notes = [f"published: {minutes} minutes"] if minutes else []
+        notes += [f"described by seed {seed}"] if seed else []
+        console().print(f"\n{layer.name}  {layer.notes.get('why', '')}", soft_wrap=True)
+        for note in notes:
+            console().print(f"  ({note})")
+        for key, value in layer.values.items():
+            before = f"{value_text(values[key])} -> " if key in values else ""
+            console().print(f"  {key} = {before}{value_text(value)}", soft_wrap=True)
+        values |= layer.values
+
+
 def diff_files(kind: Kind, first: str, second: str) -> None:
     rows = [
         (key, value_text(left), value_text(right))

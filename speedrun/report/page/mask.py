@@ -1,0 +1,139 @@
+"""Who sees whom, as a picture: the blocks attention computes at steps along the run.
+
+Documents come from the first validation row where the run's dataset is still at hand, and are
+otherwise made up (lengths log-normal around 400 tokens, as in web text). Each frame holds, per
+query block, where partial and full key blocks begin, and the exact edge of the mask as segments
+[query, first key, slope]: enough to draw 512 x 512 blocks from a few kilobytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from speedrun.config.schema import BLOCK, Config
+from speedrun.errors import SpeedrunError
+from speedrun.report.page.compare import Group
+from speedrun.report.page.run import RunData
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FRAMES = 9
+LONG_ROW = 16_384  # tokens from which fewer frames and no exact edge are kept
+MOST_PICTURES = 6
+
+
+def mask_frames(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """One picture for each way of attending among the groups."""
+    pictures: dict[str, dict[str, Any]] = {}
+    for index, group in enumerate(groups):
+        config = group.config
+        key = f"{config.attention} {config.batch.length} {config.steps}"
+        if key in pictures:
+            pictures[key]["groups"].append(index)
+        elif len(pictures) < MOST_PICTURES:
+            pictures[key] = _picture(group.runs[0]) | {"groups": [index]}
+    return list(pictures.values())
+
+
+def _picture(run: RunData) -> dict[str, Any]:
+    from speedrun.model.window import window_at
+
+    config = run.config
+    real = _validation_documents(run)
+    documents_1T = real if real is not None else _made_up_documents(config.batch.length)
+    if not config.attention.documents:
+        documents_1T = documents_1T * 0
+    count = 5 if config.batch.length > LONG_ROW else FRAMES
+    steps = sorted({round(i * config.steps / (count - 1)) for i in range(count)})
+    frames: list[dict[str, Any]] = []
+    for step in steps:
+        window = window_at(config, step)
+        if frames and frames[-1]["window"] == window:
+            continue
+        frames.append({"step": step, "window": window} | _frame(documents_1T, window, config))
+    return {
+        "length": config.batch.length,
+        "block": BLOCK,
+        "rule": config.attention.window,
+        "documents": config.attention.documents,
+        "real": real is not None,
+        "frames": frames,
+    }
+
+
+def _frame(documents_1T: Tensor, window: int | None, config: Config) -> dict[str, Any]:
+    import torch
+
+    from speedrun.model.mask import block_lists, first_key
+
+    rule = config.attention.window
+    tensor = None if window is None else torch.tensor(window, dtype=torch.int32)
+    first_1T = first_key(documents_1T, tensor, "blocks" if rule == "none" else rule)
+    lists = block_lists(first_1T)
+    full_Q = lists.full_count[0].tolist()
+    partial_Q = lists.partial_count[0].tolist()
+    T = config.batch.length
+    visible = int((torch.arange(T) - first_1T[0] + 1).sum())
+    return {
+        "partial": partial_Q,
+        "full": full_Q,
+        "visible": visible / (T * (T + 1) / 2),
+        "edge": _segments(first_1T[0].tolist()) if T <= LONG_ROW else [],
+    }
+
+
+def _segments(first_T: Sequence[int]) -> list[list[int]]:
+    """Runs of constant or steadily moving first key as [query, first key, slope]."""
+    segments: list[list[int]] = []
+    for query, first in enumerate(first_T):
+        if segments:
+            start, begun, slope = segments[-1]
+            if query == start + 1 and first - begun in (0, 1):
+                segments[-1][2] = first - begun
+                continue
+            if first == begun + slope * (query - start):
+                continue
+        segments.append([query, first, 0])
+    return segments
+
+
+def _made_up_documents(length: int) -> Tensor:
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    sizes = torch.exp(6.0 + 0.9 * torch.randn(length // 16 + 8, generator=draw)).long() + 16
+    starts = sizes.cumsum(0)
+    return torch.bucketize(torch.arange(length), starts, right=True).to(torch.int32)[None]
+
+
+def _validation_documents(run: RunData) -> Tensor | None:
+    """Document numbers of the first validation row, if the dataset is here; nothing is built."""
+    import torch
+
+    from speedrun.data.shards import Dataset
+    from speedrun.model.mask import document_ids
+
+    for folder in _dataset_folders(run):
+        try:
+            dataset = Dataset.open(folder)
+            if dataset.fingerprint != run.dataset_fingerprint:
+                continue
+            tokens = dataset.split("val").head(run.config.batch.length, dataset.vocab_size)
+        except (SpeedrunError, OSError):
+            continue
+        row_1T = torch.tensor([int(token) for token in tokens], dtype=torch.int32)[None]
+        return document_ids(row_1T, dataset.eot)
+    return None
+
+
+def _dataset_folders(run: RunData) -> list[Path]:
+    if run.dataset_fingerprint is None:
+        return []
+    if run.config.data.dir:
+        return [Path(run.config.data.dir).expanduser()]
+    home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
+    return sorted((home / "datasets").glob("[!.]*/"))

@@ -1,0 +1,326 @@
+"""The page's data and text: what is read from run folders, compared, thinned and embedded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from speedrun.config.resolve import resolve
+from speedrun.config.schema import Config
+from speedrun.errors import ConfigError, RunError
+from speedrun.model.mask import WindowRule, dense_mask
+from speedrun.report.command import report_command
+from speedrun.report.page import build_page, page_data, read_inputs
+from speedrun.report.page.compare import statistics
+from speedrun.report.page.run import repeat_command
+from speedrun.science import stats
+from speedrun.train.run import RunFolder
+
+LIMIT = 5 << 20
+
+
+def made_config(*overrides: str, recipe: str = "modern", track: str = "nano") -> Config:
+    config = resolve("modern", "nano", ["train.steps=40", "train.target=4.0", *overrides]).config
+    return config.model_copy(update={"recipe": recipe, "track": track})
+
+
+def made_run(path: Path, config: Config, *, slope: float = 0.1, every: int = 10) -> RunFolder:
+    """A run folder written by the project's own writer, with a loss that falls in a line."""
+    run = RunFolder(path)
+    path.mkdir(parents=True)
+    run.create(config)
+    run.log("start", step=0, peak_flops=1e11, dataset_fingerprint="none")
+    for step in range(config.steps + 1):
+        where = {
+            "step": step, "tokens": step * config.batch.tokens, "seconds": 0.5 * step,
+            "wall_seconds": 3.0 + 0.6 * step,
+        }  # fmt: skip
+        loss = 7.0 - slope * step - 0.001 * config.train.seed
+        if step:
+            run.log("train", **where, loss=loss, ms=500.0, wait_seconds=0.005 * step,
+                    peak_share=0.4)  # fmt: skip
+        if step % every == 0 or step == config.steps:
+            run.log("val", **where, loss=loss, bits_per_byte=loss / 2, val_tokens=4096)
+    run.log("checkpoint", step=config.steps, folder="step-000040")
+    run.log("sample", prompt="def ", text="def <b>f</b>():</script><script>boom()</script>")
+    run.write_summary({"steps": config.steps, "val_loss": loss, "params": 1234, "seed": 0,
+                       "recipe": config.recipe, "tokens_per_second": 16384.0})  # fmt: skip
+    return run
+
+
+@pytest.fixture(scope="module")
+def real_run(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
+    """A run trained by the command itself."""
+    from speedrun.cli import app
+
+    folder = tmp_path_factory.mktemp("real") / "run"
+    words = f"train modern --track nano --run {folder} --seed 3 --steps 8 --sample-tokens 8"
+    sizes = (
+        "model.layers=2 model.width=32 model.heads=2 batch.length=256 batch.tokens=512 "
+        "validation.tokens=1024 validation.every=4 train.target=5.0 train.threads=1 "
+        "attention.documents=true"
+    )
+    result = CliRunner().invoke(app, [*words.split(), *sizes.split(), f"data.dir={tiny_dataset}"])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_a_trained_run_becomes_a_page(real_run: Path) -> None:
+    data = page_data([RunFolder(real_run)])
+    run = data["runs"][0]
+    assert run["status"] == "finished"
+    assert run["val"]["step"] == [0, 4, 8]
+    assert run["train"]["step"] == list(range(1, 9))
+    assert run["samples"][0]["text"].startswith(run["samples"][0]["prompt"])
+    assert {event["kind"] for event in run["events"]} >= {"start", "checkpoint"}
+    assert run["environment"]
+    assert data["masks"][0]["real"]  # documents of the dataset it was trained on
+    assert data["groups"][0]["schedules"]["lr"][-1] == [8, 0.0]
+
+
+def test_the_page_is_one_file_without_a_network(real_run: Path) -> None:
+    page = build_page([RunFolder(real_run)])
+    assert len(page.encode()) < LIMIT
+    addresses = set(re.findall(r"https?://[^\"'\s)]+", page)) - {"http://www.w3.org/2000/svg"}
+    assert not addresses
+    assert "default-src 'none'" in page
+    assert "connect-src 'none'" in page
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=\"(?!data:|#)", page)
+    assert "{{" not in page.partition('id="data">')[0]
+
+
+def embedded(page: str) -> Any:
+    return json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+
+
+def test_nothing_in_the_data_can_leave_its_element(tmp_path: Path) -> None:
+    page = build_page([made_run(tmp_path / "a", made_config(recipe="{{script}}<!--"))])
+    assert page.count("</script>") == 2
+    assert embedded(page)["runs"][0]["samples"][0]["text"].endswith("<script>boom()</script>")
+    assert "<title>{{script}}&lt;!-- on nano" in page
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", made_config())
+    with run.metrics.open("a") as file:
+        file.write('{"kind": "val", "step": 41, "tokens": 1, "seconds": 1, "wall_seconds": 1, '
+                   '"loss": NaN}\n{"kind": "val", "st')  # fmt: skip
+    val = embedded(build_page([run]))["runs"][0]["val"]
+    assert val["loss"][-1] is None
+    assert val["step"][-1] == 41
+
+
+@pytest.mark.parametrize("recipe", ["modern-cosine", "mine-from-elsewhere"])
+def test_the_command_repeats_the_config(recipe: str) -> None:
+    config = made_config(
+        "model.softcap=15.0", 'data.sources=["a b.txt"]', "optimizer.hidden.betas=[0.8,0.95]",
+        "train.seed=7", recipe=recipe,
+    )  # fmt: skip
+    words = shlex.split(repeat_command(config))
+    assert words[:2] == ["speedrun", "train"]
+    assert words[3::2][:2] == ["--track", "--seed"]
+    again = resolve(words[2], words[4], words[7:], {"train.seed": int(words[6])}).config
+    assert again.model_copy(update={"recipe": recipe}) == config
+
+
+def test_long_curves_are_averaged_and_many_runs_stay_small(tmp_path: Path) -> None:
+    config = made_config("train.steps=1500")
+    runs = [
+        made_run(tmp_path / f"{seed}", config.model_copy(
+            update={"train": config.train.model_copy(update={"seed": seed})}), slope=0.002)
+        for seed in range(12)
+    ]  # fmt: skip
+    page = build_page(runs)
+    assert len(page.encode()) < LIMIT / 4
+    train = embedded(page)["runs"][0]["train"]
+    assert len(train["step"]) == 375
+    assert train["stretch"] == [4]
+    assert train["step"][0] == 4  # placed at the end of its stretch
+    assert train["loss"][0] == pytest.approx(7.0 - 0.002 * 2.5)
+    assert train["tokens_per_second"][0] == pytest.approx(config.batch.tokens / 0.5)
+
+
+def test_wall_time_goes_on_across_a_resume_and_a_rewind_counts_once(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    run.path.mkdir()
+    run.create(made_config())
+    rows = [("train", 1, 10.0), ("train", 2, 11.0), ("resume", 2, None), ("train", 3, 4.0),
+            ("rewind", 2, None), ("train", 3, 5.0)]  # fmt: skip
+    for kind, step, wall in rows:
+        clocks = {} if wall is None else {"tokens": step, "seconds": step, "wall_seconds": wall}
+        run.log(kind, step=step, **clocks, **({"loss": 5.0, "ms": 1.0} if wall else {}))
+    shown = page_data([run])["runs"][0]
+    assert shown["train"]["step"] == [1, 2, 3]
+    assert shown["train"]["wall_seconds"] == [10.0, 11.0, 16.0]
+    assert [event["wall_seconds"] for event in shown["events"]] == [11.0, 15.0]
+    assert shown["status"] == "unfinished"
+
+
+def test_seeds_are_one_group_and_settings_make_another(tmp_path: Path) -> None:
+    configs = [
+        made_config("train.seed=0"), made_config("train.seed=1"),
+        made_config("model.softcap=15.0"), made_config(recipe="other"),
+    ]  # fmt: skip
+    data = page_data([made_run(tmp_path / f"{i}", c) for i, c in enumerate(configs)])
+    assert [g["label"] for g in data["groups"]] == [
+        "modern",
+        "modern (model.softcap=15.0)",
+        "other",
+    ]
+    assert [run["group"] for run in data["runs"]] == [0, 0, 1, 2]
+    assert data["diff"] == [{"key": "model.softcap", "values": ["0.0", "15.0", "0.0"]}]
+
+
+def test_an_ablation_names_its_groups(tmp_path: Path) -> None:
+    configs = [
+        made_config("model.softcap=15.0", "model.qk_norm=true"),
+        made_config("model.softcap=0.0"),
+        made_config("model.softcap=30.0"),
+        made_config("model.softcap=15.0", "model.qk_norm=false", "model.unet_skips=true"),
+    ]
+    settings = {
+        "cap": ["model.softcap=0.0", "model.qk_norm=true"],
+        "model.softcap=30.0": ["model.softcap=30.0"],
+    }
+    runs = [made_run(tmp_path / f"{i}", config) for i, config in enumerate(configs)]
+    data = page_data(runs, None, {"recipe": "modern", "effects": [], "settings": settings})
+    labels = [group["label"] for group in data["groups"]]
+    assert labels == ["modern", "without cap", "model.softcap=30.0",
+                      "modern (model.qk_norm=false, model.unet_skips=true)"]  # fmt: skip
+    assert data["title"] == "What matters in modern on nano"
+
+
+def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
+    slow = [made_run(tmp_path / f"a{s}", made_config(f"train.seed={s}")) for s in range(3)]
+    fast = [
+        made_run(tmp_path / f"b{s}", made_config(f"train.seed={s}", recipe="fast"), slope=0.2)
+        for s in range(3)
+    ]
+    rows = page_data([*slow, *fast])["race"]["metrics"]
+    assert rows["steps_to_target"][0]["values"] == [30.0, 30.0, 30.0]
+    assert rows["tokens_to_target"][1]["mean"] == 20 * 8192
+    assert rows["tokens_to_target"][1]["ratio"] == pytest.approx(2 / 3)
+    assert rows["seconds_to_target"][1]["mean"] == 10.0
+
+
+def test_statistics_of_a_race() -> None:
+    first, second = [10.0, 11.0, 12.0], [5.0, 5.5, 6.3]
+    found = statistics(second, first)
+    assert found["mean"] == stats.mean(second)
+    assert found["ratio_low"] == stats.ratio_of_means(second, first).low
+    assert statistics([5.0, None], first) == {"n": 2, "reached": 1}
+    assert "ratio" not in statistics(second, [10.0, None])
+
+
+def test_a_race_file_brings_its_runs_and_its_own_statistics(tmp_path: Path) -> None:
+    made_run(tmp_path / "runs" / "one", made_config())
+    entry = {"recipe": "modern", "seed": 0, "run": "runs/one", "tokens_to_target": 81920}
+    unlucky = {"recipe": "other", "seed": 0, "tokens_to_target": None}
+    lucky = {"recipe": "other", "seed": 1, "tokens_to_target": 10}
+    given = {
+        "modern": {"tokens_to_target": {"n": 1, "of": 1, "mean": 5.0}},
+        "other": {"tokens_to_target": {"n": 1, "of": 2, "mean": 10.0, "ratio": 0.1}},
+    }
+    race = {
+        "target": 4.2,
+        "entries": [entry, unlucky, lucky],
+        "statistics": given,
+        "command": "speedrun race x",
+    }
+    (tmp_path / "race.json").write_text(json.dumps(race))
+    inputs = read_inputs([tmp_path])
+    assert [run.path.name for run in inputs.runs] == ["one"]
+    shown = page_data(inputs.runs, inputs.race)["race"]
+    assert shown["target"] == 4.2
+    assert shown["metrics"]["tokens_to_target"][0]["mean"] == 5.0
+    assert shown["metrics"]["steps_to_target"][0]["values"] == [10.0]
+    assert shown["groups"] == [0, None]
+    missed = shown["metrics"]["tokens_to_target"][1]
+    assert missed == {"values": [None, 10], "n": 2, "reached": 1}  # no mean over the lucky seed
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["attention.documents=true"],
+        ["attention.documents=true", "attention.window=blocks", "attention.window_start=128",
+         "attention.window_end=384"],
+        ["attention.window=tokens", "attention.window_start=64", "attention.window_end=300"],
+    ],
+)  # fmt: skip
+def test_mask_frames_are_the_mask(tmp_path: Path, overrides: list[str]) -> None:
+    config = made_config("batch.length=1024", *overrides)
+    mask = page_data([made_run(tmp_path / "a", config)])["masks"][0]
+    from speedrun.report.page.mask import _made_up_documents
+
+    documents = _made_up_documents(1024) * int(config.attention.documents)
+    for frame in mask["frames"]:
+        window = None if frame["window"] is None else torch.tensor(frame["window"])
+        kind = config.attention.window
+        rule: WindowRule = "blocks" if kind == "none" else kind
+        dense = dense_mask(documents, window, rule)[0]
+        tiles = dense.view(8, 128, 8, 128).transpose(1, 2)
+        seen, full = tiles.any(-1).any(-1), tiles.all(-1).all(-1)
+        assert frame["full"] == full.sum(1).tolist()
+        assert frame["partial"] == (seen & ~full).sum(1).tolist()
+        assert frame["visible"] == pytest.approx(dense.sum().item() / (1024 * 1025 / 2))
+        first = []
+        for (query, key, slope), (end, _, _) in zip(
+            frame["edge"], [*frame["edge"][1:], [1024, 0, 0]], strict=True
+        ):
+            first += [key + slope * i for i in range(end - query)]
+        assert first == dense.int().argmax(1).tolist()
+
+
+def test_the_published_curve_lies_under_its_record(tmp_path: Path) -> None:
+    config = made_config("train.steps=250", recipe="record-16", track="small")
+    data = page_data([made_run(tmp_path / "a", config, slope=0.01, every=125)])
+    shown = data["published"][0]
+    assert (shown["record"], shown["steps"], shown["points"][-1]["step"]) == (16, 1480, 1480)
+    rows = {row["step"]: row for row in shown["runs"][0]["rows"]}
+    assert set(rows) == {0, 125, 250}
+    assert rows[125]["deviations"] == pytest.approx((5.75 - 4.4164) / 0.0116, rel=0.01)
+    elsewhere = config.model_copy(update={"track": "nano"})
+    assert page_data([made_run(tmp_path / "b", elsewhere)])["published"] == []
+
+
+def test_inputs_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.json").write_text("[1]")
+    (tmp_path / "worse.json").write_text('{"effects": [{"switch": "x"}]}')
+    (tmp_path / "broken.json").write_text("{")
+    for name, sentence in [
+        ("empty", "neither a run"), ("nowhere", "is not there"), ("bad.json", "no list of entries"),
+        ("worse.json", "has no 'effect'"), ("broken.json", "cannot be read as JSON"),
+    ]:  # fmt: skip
+        with pytest.raises(ConfigError, match=sentence):
+            read_inputs([tmp_path / name])
+
+
+def test_a_folder_of_runs_is_its_runs(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        made_run(tmp_path / name, made_config())
+    inputs = read_inputs([tmp_path / "b", tmp_path])
+    assert [run.path.name for run in inputs.runs] == ["b", "a"]
+
+
+def test_report_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_run(tmp_path / "a", made_config())
+    report_command([run.path], tmp_path / "new" / "page.html", False)
+    assert "1 run" in capsys.readouterr().out
+    assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
+    assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "page.html"]
+    with pytest.raises(ConfigError, match="needs a run folder"):
+        report_command([], None, False)
+    with pytest.raises(ConfigError, match="leave out --out"):
+        report_command([run.path], tmp_path / "x.html", True)
+    run.summary.write_text("{")
+    with pytest.raises(RunError, match="cannot be read as JSON"):
+        report_command([run.path], tmp_path / "x.html", False)
