@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Train GPTs as fast as the hardware allows, measure it honestly, and show it.",
-    epilog="Start with:  speedrun train modern --track nano",
+    epilog="Start with:  speedrun train record-18 --track nano",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -56,7 +56,7 @@ def _main(
 ) -> None: ...
 
 
-@app.command(epilog="Example:  speedrun train modern --track nano --seed 1 model.layers=6")
+@app.command(epilog="Example:  speedrun train record-18 --track nano --seed 1 model.layers=6")
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe name or path; none with --resume.")] = "",
     overrides: Overrides = None,

@@ -18,7 +18,18 @@ from tests.hub import serve_hub
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TINY = "".join(f" --set {word}" for word in (
+    "model.width=64", "model.heads=2", "batch.tokens=1024", "validation.tokens=1024",
+    "train.steps=2",
+))  # fmt: skip
+RACE = "speedrun race baseline record-03 record-18 --track nano --seeds 3"
+ABLATE = (
+    "speedrun ablate record-18 --track nano --seeds 4 "
+    "--switch model.softcap=30.0 --switch model.softcap=0.0"
+)
 SHORTENED = {
+    RACE: RACE.replace("--seeds 3", "--seeds 1") + TINY,
+    ABLATE: ABLATE.replace("--seeds 4", "--seeds 2") + TINY,
     "make run": 'make run ARGS="--steps 2 --sample-tokens 4 --run {scratch}/run"',
     "make test": "make -n test",
     "make lint": "make -n lint",

@@ -41,10 +41,25 @@ def _mask() -> Figures:
     return measure_mask()
 
 
+def _step() -> Figures:
+    from speedrun.bench.step import measure_step
+
+    return measure_step()
+
+
+def _muon() -> Figures:
+    from speedrun.bench.muon import measure_muon
+    from speedrun.bench.step import optimizer_share
+
+    return {**measure_muon(), "share_of_step": optimizer_share()}
+
+
 BENCHES: dict[str, Callable[[], Figures]] = {
     "loader": _loader,
     "attention": _attention,
     "mask": _mask,
+    "step": _step,
+    "muon": _muon,
 }
 
 

@@ -40,8 +40,8 @@ class Layer:
     values: Mapping[str, Any]
 
     @property
-    def scale(self) -> Mapping[str, float]:
-        """Factors by which this track reads values that a recipe set for its own size."""
+    def scale(self) -> Mapping[str, Any]:
+        """How this track reads values that a recipe states for its own size: see `Rule`."""
         return dict(self.notes.get("scale", {}))
 
     @property

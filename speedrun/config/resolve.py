@@ -84,13 +84,48 @@ def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _scaled(value: Any, factor: float) -> Any:
-    """A value a recipe states for its own size, as a track of another size reads it."""
-    if isinstance(value, list):
-        return sorted({int(item * factor) for item in value})
-    if isinstance(value, int):
-        return max(1, round(value * factor)) if value else 0
-    return value * factor
+@dataclass(frozen=True)
+class Rule:
+    """A track's reading of a recipe's value: factor * value(of) ** power.
+
+    Written as a number (the factor) or as a table, `{ of = "key", factor = 4.3, power = 0.5 }`.
+    """
+
+    of: str
+    factor: float
+    power: float
+    track: str
+
+    @staticmethod
+    def read(key: str, written: Any, track: str) -> Rule:
+        table = written if isinstance(written, dict) else {"factor": written}
+        if set(table) - {"of", "factor", "power"} or not all(
+            isinstance(table.get(name, 1), (int, float)) for name in ("factor", "power")
+        ):
+            raise ConfigError(
+                f"scale of {key!r} ({track}) must be a factor or a table of of, factor and power, "
+                f"not {written!r}"
+            )
+        return Rule(table.get("of", key), table.get("factor", 1.0), table.get("power", 1.0), track)
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return sorted({int(self.factor * item) for item in value})
+        scaled = self.factor * value**self.power
+        if isinstance(value, int):
+            return max(1, round(scaled)) if value else 0
+        return scaled
+
+    def __str__(self) -> str:
+        power = "" if self.power == 1 else f"^{self.power:g}"
+        return f"{power} x {self.factor:g} ({self.track})"
+
+
+def _apply(key: str, rule: Rule, values: dict[str, Any], origin: dict[str, str]) -> None:
+    """Only what a recipe states is read anew; defaults have no size of their own."""
+    if rule.of in values:
+        named = "" if rule.of == key else f"{rule.of} of "
+        values[key], origin[key] = rule(values[rule.of]), f"{named}{origin[rule.of]}{rule}"
 
 
 def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
@@ -132,11 +167,9 @@ def resolve(
         if name is not None:
             layers = chain(kind, name)
             for layer in layers:
-                for key, factor in layer.scale.items():
+                for key, rule in layer.scale.items():
                     _check_known(key, f"scale of {layer.origin}")
-                    if key in values:
-                        values[key] = _scaled(values[key], factor)
-                        origin[key] += f" x {factor:g} ({layer.origin})"
+                    _apply(key, Rule.read(key, rule, layer.origin), values, origin)
                 lay(layer.values.items(), layer.origin)
             values[kind] = Path(name).stem if name.endswith(".toml") else name
     for text in overrides:

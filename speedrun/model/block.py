@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from speedrun.config.schema import ModelConfig
 from speedrun.model.attention import AttentionPlan, attend
 from speedrun.model.cache import LayerCache
-from speedrun.model.linear import Linear, Norm, rms_norm
+from speedrun.model.fused import relu_squared, rms_norm
+from speedrun.model.linear import Linear, Norm
 from speedrun.model.rotary import Rotary
 
 
@@ -67,14 +68,14 @@ class Attention(nn.Module):
             part.view(B, T, -1, self.head_dim)
             for part in (parts[0].split(self.splits, dim=-1) if len(parts) == 1 else parts)
         )
-        if self.qk_norm:
-            q, k = rms_norm(q, self.eps), rms_norm(k, self.eps)
         own = v
         v = self.mix_values(v, own if self.residual and other is None else other)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if rotary is not None:
             start = 0 if cache is None else cache.length
-            q, k = rotary(q, start), rotary(k, start)
+            q, k = (rotary(x, start, self.eps if self.qk_norm else None) for x in (q, k))
+        elif self.qk_norm:
+            q, k = rms_norm(q, self.eps), rms_norm(k, self.eps)
         if cache is not None:
             k, v = cache.extend(k, v)
         y_BHTK = attend(q, k, v, plan, self.scale)
@@ -93,7 +94,7 @@ class MLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTF: Tensor = self.up(x_BTD)
-        y_BTD: Tensor = self.down(F.gelu(h_BTF) if self.gelu else F.relu(h_BTF).square())
+        y_BTD: Tensor = self.down(F.gelu(h_BTF) if self.gelu else relu_squared(h_BTF))
         return y_BTD
 
 
@@ -123,5 +124,5 @@ class Block(nn.Module):
             x = self.mix[0] * x + self.mix[1] * x0
         if self.attention is not None and self.norm1 is not None:
             y, values = self.attention(self.norm1(x), other, rotary, plan, cache)
-            x = x + self.factor * y
+            x = x.add(y, alpha=self.factor)  # one pass, and none for a factor of 1 in the backward
         return x + self.mlp(self.norm2(x)), values

@@ -21,7 +21,8 @@ from speedrun.model.attention import AttentionPlan
 from speedrun.model.block import Block
 from speedrun.model.cache import LayerCache
 from speedrun.model.embeddings import Table, ValueEmbeddings
-from speedrun.model.linear import Linear, Norm, rms_norm
+from speedrun.model.fused import cross_entropy, rms_norm, softcap
+from speedrun.model.linear import Linear, Norm
 from speedrun.model.rotary import Rotary
 
 MATRICES = ("hidden", "qkv", "head")  # roles that are matrix multiplications
@@ -76,16 +77,18 @@ class GPT(nn.Module):
                 encoded.append(x)
             if self.config.value_residual and layer == 0:
                 others = [values] * len(self.blocks)
-        logits_BTV = self.logits(self.norm(x))
+        x = self.norm(x)
         if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+            return self.logits(x)
+        return cross_entropy(self.scores(x), targets_BT, self.config.softcap)
+
+    def scores(self, x_BTD: Tensor) -> Tensor:
+        """The logits before the softcap."""
+        head = self.embedding.weight if self.head is None else self.head.weight
+        return F.linear(x_BTD, head.to(x_BTD.dtype))
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        head = self.embedding.weight if self.head is None else self.head.weight
-        logits_BTV = F.linear(x_BTD, head.to(x_BTD.dtype))
-        cap = self.config.softcap
-        return cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
+        return softcap(self.scores(x_BTD), self.config.softcap)
 
     def set_precision(self, dtype: torch.dtype) -> Self:
         """Tables, and so all activations, in `dtype`; matrices and scalars keep fp32 masters."""

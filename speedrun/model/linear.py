@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speedrun.config.schema import ModelConfig
+from speedrun.model.fused import rms_norm
 
 
 class Linear(nn.Module):
@@ -29,11 +30,6 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return F.linear(x, self.weight.to(x.dtype), bias)
-
-
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """RMSNorm without gain. eps is explicit: PyTorch's default for bf16 moved in 2025."""
-    return F.rms_norm(x, (x.size(-1),), eps=eps)
 
 
 class Norm(nn.Module):

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from speedrun.model.fused import rotate
+
 
 def frequencies(head_dim: int, half: bool) -> Tensor:
     if half:
@@ -32,8 +34,7 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x_BHTK: Tensor, start: int = 0) -> Tensor:
+    def forward(self, x_BHTK: Tensor, start: int = 0, norm_eps: float | None = None) -> Tensor:
+        """x from position `start` on, turned; with `norm_eps`, RMS-normed before (QK-norm)."""
         end = start + x_BHTK.size(-2)
-        cos, sin = self.cos[start:end], self.sin[start:end]
-        x1, x2 = x_BHTK.float().chunk(2, dim=-1)
-        return torch.cat([x1 * cos + x2 * sin, x2 * cos - x1 * sin], dim=-1).type_as(x_BHTK)
+        return rotate(x_BHTK, self.cos[start:end], self.sin[start:end], norm_eps)

@@ -1,9 +1,9 @@
-"""Builds the C++ attention kernel on this machine at first use, and calls it.
+"""Builds the C++ kernels on this machine at first use, and calls them.
 
-The kernel is one file without dependencies, so a compiler call of about two seconds is the whole
-build, kept under $SPEEDRUN_HOME by a name made of everything that shaped it. It takes 48 ms where
-the torch path takes 121 (8,192 tokens, documents of 500, forward and backward) and 32 against 59
-on sixteen rows of 512; where there is no compiler the torch path takes over.
+Two files without dependencies, so a compiler call of about three seconds is the whole build, kept
+under $SPEEDRUN_HOME by a name made of everything that shaped it. Attention takes 48 ms where the
+torch path takes 121 (8,192 tokens, documents of 500, forward and backward) and 32 against 59 on
+sixteen rows of 512; where there is no compiler the torch paths take over.
 """
 
 import ctypes
@@ -20,8 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("attention.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("attention.cpp", "fused.cpp"))
+FLAGS = (
+    "-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-shared", "-fPIC",
+)  # fmt: skip
 SWITCH = "SPEEDRUN_NATIVE"  # 0 in the environment: never build or load
 WIDTH_STEP, MAX_WIDTH = 16, 256  # the kernel works on whole vectors of the head dimension
 
@@ -41,8 +43,17 @@ def _view(x_BHTK: Tensor) -> _View:
     return _View(x_BHTK.data_ptr(), *x_BHTK.stride()[:3])
 
 
+def _plain(x: Tensor | float | None) -> object:
+    if isinstance(x, Tensor):
+        assert x.dtype in (torch.float32, torch.int64)
+        return ctypes.c_void_p(x.data_ptr())
+    if isinstance(x, int):
+        return ctypes.c_int64(x)
+    return None if x is None else ctypes.c_float(x)
+
+
 class Kernel:
-    """The loaded library. Inputs are (B, H, T, K), in any layout with a unit stride in K."""
+    """The loaded library. Attention takes (B, H, T, K) in any layout with a unit stride in K."""
 
     def __init__(self, library: Path, compiler: str) -> None:
         self.compiler = compiler
@@ -65,6 +76,12 @@ class Kernel:
                 arguments.append(ctypes.c_void_p(x.data_ptr()))
         bad = getattr(self._library, name)(*arguments, torch.get_num_threads())
         assert bad == 0, "first keys must not decrease along a row nor pass their query"
+
+    def run(self, name: str, *arguments: Tensor | float | None) -> None:
+        """Any other routine, with the arguments of its C signature; tensors are packed first."""
+        packed = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
+        bad = getattr(self._library, name)(*map(_plain, packed), torch.get_num_threads())
+        assert bad == 0, "every target must be an id of the vocabulary"
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, scale: float, out: Tensor, lse: Tensor
@@ -119,19 +136,28 @@ def load() -> Kernel | str:
     if compiler is None:
         return f"no C++ compiler ({named or 'g++ or clang++'}) is found"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    parts = (SOURCE.read_text(), version.stdout, " ".join(FLAGS), _processor())
+    texts = [source.read_text() for source in SOURCES]
+    parts = (*texts, version.stdout, " ".join(FLAGS), _processor())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    library = _folder() / f"attention-{key}.so"
+    library = _folder() / f"kernels-{key}.so"
     if not library.exists():
         # Ranks that start together each build their own file; the last rename wins.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             fresh = Path(folder) / library.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(fresh)]
+            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(fresh)]
             built = subprocess.run(command, capture_output=True, text=True, check=False)
             if built.returncode != 0:
-                return f"{compiler} cannot build {SOURCE.name}: {built.stderr.strip()[:200]}"
+                names = ", ".join(source.name for source in SOURCES)
+                return f"{compiler} cannot build {names}: {built.stderr.strip()[:200]}"
             fresh.replace(library)
     try:
         return Kernel(library, version.stdout.partition("\n")[0])
     except OSError as error:
         return f"{library} does not load: {error}"
+
+
+def run(name: str, *arguments: Tensor | float | None) -> None:
+    """Call a routine of the kernels, which must be there."""
+    kernel = load()
+    assert isinstance(kernel, Kernel), kernel
+    kernel.run(name, *arguments)

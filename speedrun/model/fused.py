@@ -1,0 +1,169 @@
+"""The elementwise parts of the model: norms, rotation, ReLU squared, the loss.
+
+Each function states its formula in torch, which is what runs on GPUs, in bf16 and wherever there
+is no C++ compiler. On a CPU in fp32 one native pass does the same (native/fused.cpp): torch goes
+over memory once per operation there, and a nano step on one thread spends 420 ms of 1,730 on what
+takes the native passes 120. They are custom ops with their own backward, so a compiled model
+stays one graph.
+
+Shapes: B batch, T time, H heads, K head dim, V vocabulary, N tokens of the whole batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from speedrun.model import native
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """RMSNorm without gain. eps is explicit: PyTorch's default for bf16 moved in 2025."""
+    if native_for(x):
+        y: Tensor = _norm_rotate(x.reshape(1, -1, 1, x.size(-1)), None, None, eps)[0]
+        return y.view_as(x)
+    return F.rms_norm(x, (x.size(-1),), eps=eps)
+
+
+def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor, eps: float | None) -> Tensor:
+    """The pairs (i, i + K/2) turned by the angles of their position; with eps, normed before."""
+    if native_for(x_BHTK):
+        y_BTHK: Tensor = _norm_rotate(x_BHTK.transpose(1, 2), cos_TK, sin_TK, eps)[0]
+        return y_BTHK.transpose(1, 2)
+    x = x_BHTK if eps is None else rms_norm(x_BHTK, eps)
+    x1, x2 = x.float().chunk(2, dim=-1)
+    turned = torch.cat([x1 * cos_TK + x2 * sin_TK, x2 * cos_TK - x1 * sin_TK], dim=-1)
+    return turned.type_as(x_BHTK)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    y: Tensor = _relu_squared(x) if native_for(x) else F.relu(x).square()
+    return y
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap): the slope is 1 at 0, the values stay within +-cap. No cap: x."""
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, cap: float) -> Tensor:
+    """Mean loss in nats per token of softcapped logits, the softmax in fp32; all targets count."""
+    logits_NV, targets_N = logits_BTV.flatten(0, 1), targets_BT.flatten()
+    if native_for(logits_BTV):
+        loss: Tensor = _cross_entropy(logits_NV, targets_N, cap)[0]
+        return loss
+    return F.cross_entropy(softcap(logits_NV, cap).float(), targets_N)
+
+
+def native_for(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and _available()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _available() -> bool:
+    return not isinstance(native.load(), str)
+
+
+# Below: the native passes as custom ops, and which of them is the gradient of which.
+
+
+@torch.library.custom_op("speedrun::norm_rotate", mutates_args=())
+def _norm_rotate(
+    x_BTHK: Tensor, cos_TK: Tensor | None, sin_TK: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """x normed (if there is an eps), then rotated (if there are angles); and 1 / rms of x."""
+    B, T, H, K = x_BTHK.shape
+    y, r = _like_norm_rotate(x_BTHK, cos_TK, sin_TK, eps)
+    kept = None if eps is None else r
+    native.run("norm_rotate_forward", x_BTHK, cos_TK, sin_TK, eps or 0.0, y, kept, B * T, T, H, K)
+    return y, r
+
+
+@_norm_rotate.register_fake
+def _like_norm_rotate(
+    x: Tensor, _cos: Tensor | None, _sin: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty((0,) if eps is None else x.shape[:-1])
+
+
+@torch.library.custom_op("speedrun::norm_rotate_backward", mutates_args=())
+def _norm_rotate_backward(
+    g: Tensor, y: Tensor, r: Tensor, cos_TK: Tensor | None, sin_TK: Tensor | None, normed: bool
+) -> Tensor:
+    B, T, H, K = y.shape
+    dx, kept = y.new_empty(y.shape), r if normed else None
+    native.run("norm_rotate_backward", g, y, kept, cos_TK, sin_TK, dx, B * T, T, H, K)
+    return dx
+
+
+@torch.library.custom_op("speedrun::relu_squared", mutates_args=())
+def _relu_squared(x: Tensor) -> Tensor:
+    y = x.new_empty(x.shape)
+    native.run("relu_squared_forward", x, y, x.numel())
+    return y
+
+
+@torch.library.custom_op("speedrun::relu_squared_backward", mutates_args=())
+def _relu_squared_backward(g: Tensor, y: Tensor) -> Tensor:
+    dx = y.new_empty(y.shape)
+    native.run("relu_squared_backward", g, y, dx, y.numel())
+    return dx
+
+
+@torch.library.custom_op("speedrun::cross_entropy", mutates_args=())
+def _cross_entropy(logits_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """The mean loss, and the logsumexp of every row for the backward."""
+    loss, lse_N = _like_cross_entropy(logits_NV, targets_N, cap)
+    native.run("cross_entropy_forward", logits_NV, targets_N, cap, loss, lse_N, *logits_NV.shape)
+    return loss, lse_N
+
+
+@_cross_entropy.register_fake
+def _like_cross_entropy(logits_NV: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return logits_NV.new_empty(()), logits_NV.new_empty(logits_NV.size(0))
+
+
+@torch.library.custom_op("speedrun::cross_entropy_backward", mutates_args=())
+def _cross_entropy_backward(
+    g: Tensor, logits_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float
+) -> Tensor:
+    dlogits_NV = logits_NV.new_empty(logits_NV.shape)
+    shape = logits_NV.shape
+    native.run("cross_entropy_backward", g, logits_NV, targets_N, cap, lse_N, dlogits_NV, *shape)
+    return dlogits_NV
+
+
+_relu_squared.register_fake(lambda x: x.new_empty(x.shape))
+for _backward in (_norm_rotate_backward, _relu_squared_backward, _cross_entropy_backward):
+    _backward.register_fake(lambda _g, x, *_: x.new_empty(x.shape))
+
+
+def _keep_norm_rotate(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    _, cos_TK, sin_TK, eps = inputs
+    ctx.save_for_backward(*output, cos_TK, sin_TK)
+    ctx.normed = eps is not None
+
+
+def _keep_output(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ARG001
+    ctx.save_for_backward(output)
+
+
+def _keep_cross_entropy(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    logits_NV, targets_N, ctx.cap = inputs
+    ctx.save_for_backward(logits_NV, targets_N, output[1])
+
+
+_norm_rotate.register_autograd(
+    lambda ctx, g, _: (
+        _norm_rotate_backward(g, *ctx.saved_tensors, ctx.normed), None, None, None,
+    ),
+    setup_context=_keep_norm_rotate,
+)  # fmt: skip
+_relu_squared.register_autograd(
+    lambda ctx, g: _relu_squared_backward(g, *ctx.saved_tensors), setup_context=_keep_output
+)
+_cross_entropy.register_autograd(
+    lambda ctx, g, _: (_cross_entropy_backward(g, *ctx.saved_tensors, ctx.cap), None, None),
+    setup_context=_keep_cross_entropy,
+)
