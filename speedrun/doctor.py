@@ -10,12 +10,16 @@ from pathlib import Path
 import torch
 
 from speedrun import __version__
+from speedrun.config.resolve import resolve
 from speedrun.hardware import cores, cpu_name, matmul_flops, memory_bytes, probe_bf16
+from speedrun.model.window import Attention
 from speedrun.report.text import print_table, size_text
+from speedrun.train.choices import choose_device, choose_precision
 
 EXTRAS = {
     "hub": ("datasets", "Hugging Face datasets and `data download`"),
-    "tensorboard": ("tensorboard", "TensorBoard logs"),
+    "tensorboard": ("tensorboard", "`train --log tensorboard`"),
+    "wandb": ("wandb", "`train --log wandb`"),
     "dev": ("pytest", "the test suite"),
 }
 
@@ -62,10 +66,15 @@ def _gpus() -> str:
 
 
 def _choices() -> list[tuple[str, str, str]]:
-    if torch.cuda.is_available():
-        return [("device", "cuda", "torch sees a CUDA device")]
+    """What a run of the nano track would use here, by the code that would choose it."""
+    config = resolve("record-18", "nano").config
+    device = choose_device("auto")
+    dtype, precision = choose_precision("auto", device)
+    attention = Attention(config, device, dtype)
+    found = "torch sees one" if device.type == "cuda" else "torch sees no CUDA device"
     return [
-        ("device", "cpu", "torch sees no CUDA device"),
-        ("precision", "fp32", "what every CPU does well"),
-        ("threads", str(cores()), "one a core"),
+        ("device", device.type, found),
+        ("precision", str(dtype).removeprefix("torch."), precision),
+        ("attention", attention.backend, attention.reason),
+        ("threads", str(cores()), "one a core, shared out over the ranks of this host"),
     ]

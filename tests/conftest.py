@@ -24,17 +24,20 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["SPEEDRUN_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
-@pytest.fixture(scope="session")
-def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_tiny_dataset(root: Path) -> Path:
     """Forty documents of arithmetic, about 60 kB, in bytes."""
     from speedrun.data.build import build_dataset
 
-    root = tmp_path_factory.mktemp("tiny")
     for index in range(40):
         lines = [f"{index} + {n} = {index + n}\n" for n in range(120)]
         (root / f"{index:02d}.txt").write_text("".join(lines))
     build_dataset([str(root / "*.txt")], root / "dataset", "byte")
     return root / "dataset"
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_dataset(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

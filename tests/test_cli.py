@@ -142,5 +142,5 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(tiny_dataset: Path, tmp_path:
 def test_doctor_names_the_machine_and_its_choices() -> None:
     done = speedrun("doctor")
     assert done.returncode == 0, done.stderr
-    for words in ("torch", "GFLOP/s", "bf16", "device", "because"):
+    for words in ("torch", "GFLOP/s", "bf16", "device", "attention  blocks", "because"):
         assert words in done.stdout

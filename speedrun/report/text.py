@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from speedrun.config.files import Kind, chain, names
 from speedrun.config.resolve import Resolved, difference, resolve
@@ -14,8 +15,8 @@ from speedrun.config.resolve import Resolved, difference, resolve
 
 def console() -> Console:
     """Piped output is not wrapped to a terminal that is not there."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=160)
+    found = Console(highlight=False, markup=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
@@ -25,7 +26,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], title: 
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     console().print(table)
 
 

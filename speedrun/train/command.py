@@ -48,11 +48,23 @@ def train_command(request: Request) -> None:
     if request.dry_run:
         print_dry_run(resolved, request.ranks or 1)
         return
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and request.folder is None:
+        raise ConfigError("torchrun --max-restarts needs --run-dir DIR, to find the run again")
+    if request.resume and run.finished(config):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{run.path} is complete after {config.steps} steps: nothing to resume; --steps "
+                  "makes a run longer")  # fmt: skip
+        return
     if request.ranks:
         from speedrun.train.launch import launch
 
-        launch(request.ranks, request.max_restarts, run.path)
-        return
+        if not request.resume:
+            run.refuse_if_taken()
+        _dataset(config, talk=True)
+        launch(request.ranks, request.max_restarts, run)
+    if request.max_restarts:
+        raise ConfigError("--max-restarts cannot be used without --ranks: torchrun does restarts")
     _train(config, run, every, limit, request)
 
 
@@ -88,36 +100,39 @@ def _train(
 ) -> None:
     from speedrun.train.choices import choose_device
     from speedrun.train.display import NoDisplay, choose_display
+    from speedrun.train.launch import exit_of_rank
     from speedrun.train.session import Options, run_training
     from speedrun.train.world import World
 
     world = World.join(choose_device(config.train.device))
-    # A rank that torchrun started again goes on from what the last attempt left.
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    resume = request.resume or (again and any(run.checkpoints.glob("step-*")))
-    if again and not resume:
-        run.discard(world.first)
-    options = Options(
-        resume=resume, force=request.force, checkpoint_every=every, keep=request.keep,
-        time_limit=limit, log=request.log,
-    )  # fmt: skip
     display = choose_display(console()) if world.first else NoDisplay()
     try:
-        if not resume and world.first:
-            run.refuse_if_taken()
-        dataset = _dataset(config, world.first)
-        display.note(
-            f"{config.recipe} on {config.track}: {config.steps} steps of "
-            f"{config.batch.tokens:,} tokens, run folder {run.path}"
-        )
-        summary, code = run_training(config, run, dataset, display, world, options)
+        with world.watching_peers():
+            if request.folder is None:
+                run = RunFolder(Path(world.text_from_first(str(run.path))))
+            # A rank that torchrun started again goes on from what the last attempt left.
+            again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+            resume = request.resume or (again and run.config.exists())
+            options = Options(
+                resume=resume, force=request.force, checkpoint_every=every, keep=request.keep,
+                time_limit=limit, log=request.log,
+            )  # fmt: skip
+            with world.together():
+                if not resume and world.first:
+                    run.refuse_if_taken()
+                dataset = _dataset(config, world.first)
+            display.note(
+                f"{config.recipe} on {config.track}: {config.steps} steps of "
+                f"{config.batch.tokens:,} tokens, run folder {run.path}"
+            )
+            summary, code = run_training(config, run, dataset, display, world, options)
     finally:
         display.close()
         world.leave()
     if world.first:
         _say_result(config, run, summary, code, request.sample_tokens)
-    if code:
-        sys.exit(code)
+    if code and world.first:  # the others are done; torchrun would end this rank for their codes
+        sys.exit(exit_of_rank(code))
 
 
 def _dataset(config: Config, talk: bool) -> Path:
@@ -149,7 +164,9 @@ def _say_result(
 def print_result(config: Config, run: RunFolder, summary: dict[str, Any]) -> None:
     from speedrun.report.curve import draw
 
-    points = [(row["tokens"], row["loss"]) for row in run.read_metrics("train")]
+    points = [
+        (row["tokens"], row["loss"]) for row in run.read_metrics("train") if row["loss"] is not None
+    ]
     print("\ntraining loss (nats per token) over tokens"
           + (", dotted: target" if config.train.target else ""))  # fmt: skip
     print(draw(points, line=config.train.target))

@@ -20,11 +20,15 @@ PACKAGE = Path(__file__).parent.parent
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
 
+# What a result depends on. Recipes and tracks are not code: the resolved config is compared itself.
+STAGES = ("config", "data", "model", "optim", "train")
+
+
 def code_hash() -> str:
-    """SHA-256 over the package's source, names and contents."""
+    """SHA-256 over the source of the stages that training goes through, names and contents."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix in (".py", ".cpp", ".toml") and "__pycache__" not in path.parts:
+    for path in sorted(path for stage in STAGES for path in (PACKAGE / stage).rglob("*")):
+        if path.suffix in (".py", ".cpp") and "__pycache__" not in path.parts:
             digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -41,12 +45,15 @@ def _git(*words: str) -> str | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    commit = _git("rev-parse", "HEAD")
+    # A package installed below someone else's repository is not at that repository's commit.
+    ours = _git("ls-files", "--error-unmatch", "__init__.py")
+    commit = _git("rev-parse", "HEAD") if ours else None
     return {
         "speedrun": __version__,
         "code_sha256": code_hash(),
         "git_commit": commit.strip() if commit else None,
         "git_diff": _git("diff", "HEAD", "--", ".") if commit else None,
+        "git_untracked": _git("ls-files", "-o", "--exclude-standard") if commit else None,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: version(name) for name in LIBRARIES},
@@ -55,6 +62,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_bytes": memory_bytes(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
         "command": " ".join(["speedrun", *sys.argv[1:]]),
         "variables": {
             key: value

@@ -35,7 +35,7 @@ def agree(
 ) -> Agreement:
     """One small all-reduce: the global loss, whether all is finite, and what any rank asks for."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.stack(torch._foreach_norm(gradients)).float().norm()
+    norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
     mine, size = loss.item(), norm.item()
     well = math.isfinite(mine) and math.isfinite(size)
     total, ill, *wished = world.sum([mine if math.isfinite(mine) else 0.0, not well, *wishes])

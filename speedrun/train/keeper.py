@@ -7,7 +7,7 @@ on with the older one.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import shutil
 import time
@@ -56,16 +56,28 @@ NEVER = Every()
 
 
 class Keeper:
-    """Saves into `root`, keeps the last `keep` checkpoints and the best validated one."""
+    """Saves into `root`, keeps the last `keep` checkpoints and the best validated one.
+
+    `scores` are the validation losses known so far, by step. A checkpoint is often saved before its
+    step is validated, so its score arrives with the next one.
+    """
 
     def __init__(
-        self, root: Path, every: Every, keep: int, say: Callable[..., None], *, writes: bool
+        self,
+        root: Path,
+        every: Every,
+        keep: int,
+        say: Callable[..., None],
+        *,
+        writes: bool,
+        scores: Mapping[int, float] | None = None,
     ) -> None:
         self.root, self._every, self._keep, self._say = root, every, keep, say
-        self._writes = writes
+        self._writes, self._scores = writes, dict(scores or {})
         self._last = time.monotonic()
         self._writer = ThreadPoolExecutor(1, "checkpoint-writer")
         self._pending: Future[None] | None = None
+        self.failure: str | None = None  # why the last checkpoint could not be written
 
     def due(self, step: int) -> bool:
         if self._every.steps:
@@ -82,7 +94,10 @@ class Keeper:
         if not self._writes:
             return
         self.finish()
-        copied = {name: tensor.detach().cpu().clone() for name, tensor in model.items()}
+        progress = meta["progress"]
+        if progress["val_loss"] is not None and math.isfinite(progress["val_loss"]):
+            self._scores[progress["val_step"]] = progress["val_loss"]
+        copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.items()}
         self._pending = self._writer.submit(self._write, dict(meta), copied, optimizer)
 
     def finish(self) -> None:
@@ -90,6 +105,12 @@ class Keeper:
         if self._pending is not None:
             self._pending.result()
             self._pending = None
+
+    def forget_after(self, step: int) -> None:
+        """Remove checkpoints of a future that was given up."""
+        for folder in checkpoint.folders(self.root) if self._writes else ():
+            if checkpoint.step_of(folder) > step:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         self.finish()
@@ -102,28 +123,19 @@ class Keeper:
         try:
             saved = checkpoint.save(self.root, meta, model, optimizer)
         except RunError as error:
-            self._say("checkpoint_failed", step=meta["step"], reason=str(error))
+            self.failure = str(error)
+            self._say("checkpoint_failed", step=meta["step"], reason=self.failure)
             return
+        self.failure = None
         seconds = time.perf_counter() - begun
         self._say("checkpoint", step=meta["step"], folder=saved.name, write_seconds=seconds)
-        self._prune()
+        if not meta["progress"]["nonfinite"]:  # else an older one may be the last good one
+            self._prune(meta["step"])
 
-    def _prune(self) -> None:
-        folders = sorted(self.root.glob("step-*"), key=lambda path: path.name)
-        kept = set(folders[-self._keep :]) | {best(folders)}
-        for folder in folders:
-            if folder not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def best(folders: list[Path]) -> Path | None:
-    """The checkpoint with the lowest validation loss measured at its own step."""
-    scores: dict[Path, float] = {}
-    for folder in folders:
-        try:
-            progress = json.loads((folder / checkpoint.META).read_text())["progress"]
-        except (OSError, ValueError, KeyError):
-            continue
-        if progress["val_step"] == progress["step"]:
-            scores[folder] = progress["val_loss"]
-    return min(scores, key=lambda folder: scores[folder]) if scores else None
+    def _prune(self, step: int) -> None:
+        # Later ones were passed over as damaged when the run was resumed: they count for nothing.
+        whole = [f for f in checkpoint.folders(self.root) if checkpoint.step_of(f) <= step]
+        scored = [f for f in whole if checkpoint.step_of(f) in self._scores]
+        best = sorted(scored, key=lambda f: self._scores[checkpoint.step_of(f)])[:1]
+        for folder in set(whole[: -self._keep]) - set(best):
+            shutil.rmtree(folder, ignore_errors=True)

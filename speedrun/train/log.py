@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from speedrun.config.schema import Config
 from speedrun.hardware import memory_available, memory_bytes
 from speedrun.train.clock import Clock
@@ -27,7 +29,7 @@ SENTENCES = {
 }
 DATA_BOUND = 0.05  # share of training time spent waiting for data that is worth a word
 DIVERGING = 1.0  # nats above the best of the last losses
-MEMORY_LOW = 0.05  # share of the machine's memory still free
+MEMORY_LOW = 0.05  # share of memory still free
 
 
 class Sink(Protocol):
@@ -70,16 +72,24 @@ class Log:
         start: Progress,
         flops_per_token: int,
         peak_flops: float | None,
+        device: torch.device,
     ) -> None:
         self._config, self._sinks, self._display = config, sinks, display
-        self._flops, self._peak = flops_per_token, peak_flops
+        self._flops, self._peak, self._device = flops_per_token, peak_flops, device
+        self._deaf: set[Sink] = set()  # sinks that could not write when last tried
         self._first_seconds = self._last_seconds = start.seconds
         self._steps = 0
         self._last: tuple[float, float, float, float] = (float("nan"), 0.0, 0.0, 0.0)
 
     def event(self, kind: str, **values: Any) -> None:
         for sink in self._sinks:
-            sink.log(kind, **values)
+            try:
+                sink.log(kind, **values)
+                self._deaf.discard(sink)
+            except OSError as error:  # a full disk must not end a run that can go on
+                if sink not in self._deaf:
+                    self._display.note(f"records cannot be written: {error.strerror}; going on")
+                self._deaf.add(sink)
         if kind in SENTENCES:
             self._display.note(SENTENCES[kind].format(**values))
 
@@ -142,17 +152,26 @@ class Log:
             val_loss=progress.val_loss,
             val_bpb=progress.val_bpb,
             val_tokens=self._config.validation.tokens,
-            verdict=_verdict(progress, loss, wait_share),
+            verdict=_verdict(progress, loss, wait_share, memory_free(self._device)),
         )
 
 
-def _verdict(progress: Progress, loss: float, wait_share: float) -> str:
+def memory_free(device: torch.device) -> float:
+    """The share of the device's memory that is still to be had."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (free + kept) / total
+    return memory_available() / memory_bytes()
+
+
+def _verdict(progress: Progress, loss: float, wait_share: float, free: float) -> str:
     """What is off, in two words; empty when nothing is."""
     off = []
     if wait_share > DATA_BOUND:
         off.append("data-bound")
     if progress.recent and not loss < min(progress.recent) + DIVERGING:
         off.append("diverging")
-    if memory_available() < MEMORY_LOW * memory_bytes():
+    if free < MEMORY_LOW:
         off.append("memory nearly full")
     return ", ".join(off)

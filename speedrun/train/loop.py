@@ -50,6 +50,10 @@ class Progress:
             self.tokens_to_target, self.seconds_to_target = tokens, self.seconds
             self.wall_seconds_to_target = Clock.wall()
 
+    def finished(self, config: Config) -> bool:
+        early = config.train.stop == "target" and self.tokens_to_target is not None
+        return early or self.step >= config.steps
+
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -81,12 +85,11 @@ def train(
     """Train from `progress` to the end (0) or to a requested stop (its exit code)."""
     clock = Clock(parts.world.device, progress.seconds)
     recovery = Recovery(config, parts, progress, log, keeper)
+    if progress.val_step < 0:
+        run_validation(config, parts, progress, log)
     clock.start()
-    while progress.step < config.steps:
+    while not progress.finished(config):
         rate = parts.set_schedule(progress.step)
-        if progress.step % config.validation.every == 0 and progress.val_step != progress.step:
-            with clock.paused():
-                run_validation(config, parts, progress, log)
         batch = next(parts.loader)
         loss = forward_backward(parts, batch)
         wishes = (*controls.wishes(), keeper.due(progress.step + 1))
@@ -101,17 +104,18 @@ def train(
         interrupt, terminate, late, asked, due = agreed.wishes
         stop = exit_code(interrupt, terminate, late)
         with clock.paused():
-            recovery.after_step(agreed, save=asked or due or stop is not None)
+            if progress.step % config.validation.every == 0 or progress.step == config.steps:
+                run_validation(config, parts, progress, log)
+            ends = stop is not None or progress.finished(config)
+            recovery.after_step(agreed, save=asked or due or ends)
         if stop is not None:
             return stop
-    parts.set_schedule(config.steps)
-    if progress.val_step != progress.step:
-        run_validation(config, parts, progress, log)
-        recovery.save()
     return 0
 
 
 def run_validation(config: Config, parts: Parts, progress: Progress, log: Log) -> None:
+    """Validate where the run stands, with the window of its step."""
+    parts.set_schedule(progress.step)
     result = validate(parts.loss_of, parts.validation, parts.token_bytes, parts.world)
     progress.validated(result, progress.step * config.batch.tokens, config.train.target)
     log.validation(progress, result)

@@ -6,24 +6,40 @@ metrics.jsonl     one JSON object a line: kind, step, tokens, seconds, loss, ...
 summary.json      the result
 tokenizer/        a copy of the dataset's tokenizer, so that the run can be sampled anywhere
 checkpoints/      step-NNNNNN folders
+
+Whatever replaces a file appears whole or not at all, so a run can be killed at any instant and
+resumed.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
-import shutil
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
+from speedrun.data.shards import write_atomically
 from speedrun.errors import RunError
+from speedrun.train import checkpoint
+
+LOCK = ".lock"
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """NaN is not JSON: what is not finite is null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
 
 
 class RunFolder:
@@ -35,6 +51,8 @@ class RunFolder:
         self.tokenizer = path / "tokenizer"
         self.config = path / "config.toml"
         self.environment = path / "environment.json"
+        self._unwritten = ""
+        self._logging = threading.Lock()  # the writer of checkpoints logs too
 
     @staticmethod
     def default(config: Config) -> RunFolder:
@@ -50,21 +68,30 @@ class RunFolder:
                 f"`speedrun train --resume --run {self.path}`, or choose another --run"
             )
 
-    def discard(self, mine: bool) -> None:
-        """Make room for a fresh start where an attempt left no checkpoint."""
-        if mine and self.config.exists():
-            for path in (self.config, self.metrics, self.summary):
-                path.unlink(missing_ok=True)
+    def read_summary(self) -> dict[str, Any]:
+        """The result, or nothing where there is none that can be read."""
+        try:
+            summary = json.loads(self.summary.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
+    def finished(self, config: Config) -> bool:
+        """Whether the run has come to its end here, result and all."""
+        summary = self.read_summary()
+        early = config.train.stop == "target" and summary.get("reached_target", False)
+        whole = early or summary.get("steps") == config.steps
+        return bool(whole and not summary.get("stopped_early"))
 
     @contextmanager
-    def locked(self, needed: bool) -> Iterator[None]:
+    def locked(self, needed: bool = True) -> Iterator[None]:
         """Hold the folder for this process; refuse one that a live process holds."""
         if not needed:
             yield
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise RunError(f"run folder {self.path} cannot be written: {error.strerror}") from None
         try:
@@ -75,23 +102,28 @@ class RunFolder:
                 f"run folder {self.path} is in use by another process; wait for it or stop it"
             ) from None
         try:
-            for left in self.checkpoints.glob(".step-*.partial"):
-                shutil.rmtree(left, ignore_errors=True)
+            checkpoint.tidy(self.checkpoints)
             yield
         finally:
+            if not self.config.exists():  # nothing has begun: leave no trace
+                with suppress(OSError):
+                    (self.path / LOCK).unlink()
+                    self.path.rmdir()
             os.close(handle)
 
-    def create(self, config: Config) -> None:
-        self.refuse_if_taken()
+    def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
+        """Write what a run begins with; the config comes last, since it makes a folder a run."""
         try:
-            self.metrics.touch()
-            self.config.write_text(self.config_text(config), encoding="utf-8")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.metrics.write_bytes(b"")
+            self.summary.unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"run folder {self.path} cannot be written: {error.strerror}") from None
+        self.describe(config, environment or {})
 
-    @staticmethod
-    def config_text(config: Config) -> str:
-        return to_toml(config)
+    def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
+        write_atomically(self.environment, (json.dumps(environment, indent=2) + "\n").encode())
+        write_atomically(self.config, to_toml(config).encode())
 
     def load_config(self) -> Config:
         if not self.config.is_file():
@@ -99,19 +131,27 @@ class RunFolder:
         return from_toml(self.config)
 
     def log(self, kind: str, **values: Any) -> None:
-        # NaN is not JSON: what is not finite is null.
-        plain = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in values.items()
-        }
-        line = json.dumps({"kind": kind, **plain}, allow_nan=False)
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        """Append a line; one that does not fit on the disk is kept for the next attempt."""
+        line = json.dumps({"kind": kind, **finite(values)}, allow_nan=False)
+        with self._logging:
+            self._unwritten += line + "\n"
+            size = self.metrics.stat().st_size if self.metrics.exists() else 0
+            try:
+                with self.metrics.open("ab", buffering=0) as file:
+                    data = self._unwritten.encode()
+                    if file.write(data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.metrics))
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(self.metrics, size)
+                raise
+            self._unwritten = ""
 
     def read_metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Logged objects in order; a line cut short by a crash is left out."""
         rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
+        for line in text.splitlines():
             try:
                 rows.append(json.loads(line))
             except ValueError:
@@ -120,16 +160,16 @@ class RunFolder:
 
     def truncate_metrics(self, step: int, val_step: int) -> None:
         """Forget what was logged after the checkpoint, which the resumed run does again."""
+        rows = self.read_metrics()
+        done = [i for i, row in enumerate(rows) if row["kind"] == "train" and row["step"] <= step]
+        last = max(done, default=-1)  # after a rewind, steps are logged a second time
+        limits = {"train": -1, "rewind": -1, "val": val_step}
         kept = [
             row
-            for row in self.read_metrics()
-            if row.get("step", 0) <= (val_step if row["kind"] == "val" else step)
+            for i, row in enumerate(rows)
+            if i <= last or row.get("step", 0) <= limits.get(row["kind"], step)
         ]
-        temporary = self.metrics.with_suffix(".partial")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        temporary.replace(self.metrics)
+        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        temporary = self.summary.with_suffix(".partial")
-        temporary.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.summary)
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_atomically(self.summary, (json.dumps(finite(summary), indent=2) + "\n").encode())

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from speedrun.config.files import flatten
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
 from speedrun.hardware import matmul_flops
-from speedrun.model.window import window_at
 from speedrun.train import checkpoint
 from speedrun.train.clock import Clock
 from speedrun.train.environment import environment
@@ -23,8 +21,10 @@ from speedrun.train.estimate import flops_per_token
 from speedrun.train.keeper import NEVER, Every, Keeper
 from speedrun.train.log import Display, Log, Sink
 from speedrun.train.loop import Progress, forward_backward, train
+from speedrun.train.recovery import restore
+from speedrun.train.resume import START, extension, find_step, refuse_changes
 from speedrun.train.run import RunFolder
-from speedrun.train.setup import Parts, learning_rate_multiplier, momentum_at, prepare
+from speedrun.train.setup import Parts, prepare, share_gradients
 from speedrun.train.signals import Controls
 from speedrun.train.sinks import open_sinks
 from speedrun.train.world import World
@@ -47,37 +47,47 @@ def run_training(
     config: Config, run: RunFolder, dataset: Path, display: Display, world: World, options: Options
 ) -> tuple[dict[str, Any], int]:
     """Train to the end or a requested stop; leaves a checkpoint, gives (summary, exit code)."""
-    found = _find_checkpoint(run, display) if options.resume else None
-    progress = Progress(**found.meta["progress"]) if found else Progress()
-    parts = prepare(config, dataset, world, progress.batch)
-    with parts.loader, run.locked(world.first):
-        sinks: list[Sink] = []
-        if world.first:
-            _open_folder(run, config, parts, found, progress, options)
-            sinks = [run, *open_sinks(options.log, run.path)]
+    with ExitStack() as stack:
+        with world.together():
+            stack.enter_context(run.locked(world.first))
+            step = find_step(run, display) if options.resume and world.first else START
+        step = world.from_first(step)
+        with world.together():
+            found = _read_checkpoint(run, step)
+            progress = Progress(**found.meta["progress"]) if found else Progress()
+            parts = prepare(config, dataset, world, progress.batch)
+            stack.enter_context(parts.loader)
+        with world.together():
+            sinks = _open_folder(run, config, parts, found, options, display) if world.first else []
+        parts = share_gradients(parts)
         if found:
-            parts.model.load_state_dict(found.model())
-            parts.optimizer.import_state(found.optimizer())
+            restore(parts, found)
         if options.warmup:
             warm_up(config, parts)
-        peak = matmul_flops(device=world.device, dtype=parts.dtype)
-        log = Log(config, sinks, display, progress, flops_per_token(config, parts.model), peak)
+        world.barrier()  # ranks that share cores measure their peaks at the same time
+        peak = sum(world.gather(matmul_flops(device=world.device, dtype=parts.dtype)))
+        flops = flops_per_token(config, parts.model)
+        log = Log(config, sinks, display, progress, flops, peak, world.device)
         for note in parts.notes:
             log.note(note)
         log.event("resume" if found else "start", step=progress.step, peak_flops=peak,
                   **parts.identity)  # fmt: skip
+        scores = {row["step"]: row["loss"] for row in run.read_metrics("val") if row["loss"]}
         keeper = Keeper(
-            run.checkpoints, options.checkpoint_every, options.keep, log.event, writes=world.first
-        )
-        try:
-            with Controls(options.time_limit) as controls:
-                code = train(config, parts, progress, log, keeper, controls)
-        finally:
-            keeper.close()
-        summary = summarize(config, parts, progress, stopped=code != 0)
+            run.checkpoints, options.checkpoint_every, options.keep, log.event,
+            writes=world.first, scores=scores,
+        )  # fmt: skip
+        with Controls(options.time_limit) as controls, closing(keeper):
+            code = train(config, parts, progress, log, keeper, controls)
+        summary = summarize(config, parts, progress, code)
+        log.event("end", step=progress.step, code=code)
+        if keeper.failure:
+            raise RunError(
+                f"the run came to step {progress.step}, but {keeper.failure}; make room and "
+                f"continue from the older one with `speedrun train --resume --run {run.path}`"
+            )
         if world.first:
             run.write_summary(summary)
-        log.event("end", step=progress.step, code=code)
     return summary, code
 
 
@@ -93,93 +103,51 @@ def warm_up(config: Config, parts: Parts) -> None:
     parts.optimizer.zero_grad(set_to_none=True)
 
 
-def _find_checkpoint(run: RunFolder, display: Display) -> checkpoint.Checkpoint:
-    found, skipped = checkpoint.latest(run.checkpoints)
-    for sentence in skipped:
-        display.note(f"passed over: {sentence}")
-    if found is None:
-        raise RunError(f"{run.path} has no whole checkpoint to resume from")
-    return found
+def _read_checkpoint(run: RunFolder, step: int) -> checkpoint.Checkpoint | None:
+    """The checkpoint that rank 0 has found whole."""
+    if step == START:
+        return None
+    return checkpoint.read(checkpoint.folder_of(run.checkpoints, step), verify=False)
 
 
 def _open_folder(
     run: RunFolder, config: Config, parts: Parts, found: checkpoint.Checkpoint | None,
-    progress: Progress, options: Options,
-) -> None:  # fmt: skip
+    options: Options, display: Display,
+) -> list[Sink]:  # fmt: skip
+    """Begin the run's folder, or take it back to the checkpoint; gives where records go."""
     here = environment(parts.world.device)
+    if not options.resume:
+        run.refuse_if_taken()
+    elif found and not options.force:
+        refuse_changes(run, config, parts, found, here["code_sha256"])
+    sinks = open_sinks(options.log, run.path)
+    if parts.tokenizer is not None:
+        parts.tokenizer.save(run.tokenizer)
     if found is None:
-        run.create(config)
-        if parts.tokenizer is not None:
-            parts.tokenizer.save(run.tokenizer)
+        run.create(config, here)
     else:
-        changes = _changes(run, config, parts, found, here["code_sha256"])
-        changes += _schedule_changes(run.load_config(), config, progress.step)
-        if changes and not options.force:
-            raise RunError(
-                f"{run.path} cannot be resumed as it was: {'; '.join(changes)}; undo that, or add "
-                "--force to go on all the same"
-            )
-        run.config.write_text(run.config_text(config), encoding="utf-8")
-        run.truncate_metrics(progress.step, progress.val_step)
-    run.environment.write_text(json.dumps(here, indent=2) + "\n", encoding="utf-8")
+        longer = extension(run.load_config(), config, found.step)
+        if longer:
+            display.note(longer)
+        run.truncate_metrics(found.step, found.meta["progress"]["val_step"])
+        run.describe(config, here)
+    return [run, *sinks]
 
 
-def _changes(
-    run: RunFolder, config: Config, parts: Parts, found: checkpoint.Checkpoint, code: str
-) -> list[str]:
-    """What differs between the run that left the checkpoint and the one that would go on."""
-    changes = [
-        f"the {key.partition('_')[0]} has fingerprint {value[:12]} and had {found.meta[key][:12]}"
-        for key, value in parts.identity.items()
-        if found.meta[key] != value
-    ]
-    before = dict(flatten(run.load_config().model_dump()))
-    changes += [
-        f"{key} is {value!r} and was {before[key]!r}"
-        for key, value in flatten(config.model_dump())
-        if before[key] != value and key not in ("data.dir", "train.steps", "train.threads")
-    ]
-    try:
-        then = json.loads(run.environment.read_text())["code_sha256"]
-    except (OSError, ValueError, KeyError):
-        then = code
-    if then != code:
-        changes.append(f"the code has hash {code[:12]} and had {then[:12]}")
-    return changes
-
-
-def _schedule_changes(old: Config, new: Config, step: int) -> list[str]:
-    """A run may be made longer as long as the steps already done would have been the same."""
-
-    def settings(config: Config, at: int) -> tuple[float, float, int | None]:
-        return (
-            learning_rate_multiplier(config, at),
-            momentum_at(config, at),
-            window_at(config, at),
-        )
-
-    if new.steps < step:
-        return [f"train.steps is {new.steps} and {step} steps are done"]
-    for at in range(step if old.steps != new.steps else 0):
-        if settings(old, at) != settings(new, at):
-            return [
-                f"train.steps is {new.steps} and was {old.steps}, which gives step {at} other "
-                "schedules than it had"
-            ]
-    return []
-
-
-def peak_memory(device: torch.device) -> dict[str, int]:
-    if device.type == "cuda":
-        return {
-            "peak_memory_bytes": torch.cuda.max_memory_allocated(device),
-            "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
+def peak_memory(world: World) -> dict[str, int]:
+    """The most that any rank has used: allocated and reserved on a GPU, resident on a CPU."""
+    if world.device.type == "cuda":
+        peaks = {
+            "peak_memory_bytes": torch.cuda.max_memory_allocated(world.device),
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved(world.device),
         }
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_bytes": peak if sys.platform == "darwin" else 1024 * peak}
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks = {"peak_memory_bytes": peak if sys.platform == "darwin" else 1024 * peak}
+    return {key: round(max(world.gather(value))) for key, value in peaks.items()}
 
 
-def summarize(config: Config, parts: Parts, progress: Progress, stopped: bool) -> dict[str, Any]:
+def summarize(config: Config, parts: Parts, progress: Progress, code: int) -> dict[str, Any]:
     tokens = progress.step * config.batch.tokens
     manifest = parts.dataset.manifest
     return {
@@ -199,7 +167,7 @@ def summarize(config: Config, parts: Parts, progress: Progress, stopped: bool) -
         "seconds_to_target": progress.seconds_to_target,
         "wall_seconds_to_target": progress.wall_seconds_to_target,
         "tokens_per_second": tokens / progress.seconds if progress.seconds else 0.0,
-        **peak_memory(parts.world.device),
+        **peak_memory(parts.world),
         "corpus_sha256": manifest.source_fingerprint if manifest else parts.dataset.fingerprint,
         "dataset_fingerprint": parts.dataset.fingerprint,
         "seed": config.train.seed,
@@ -208,5 +176,6 @@ def summarize(config: Config, parts: Parts, progress: Progress, stopped: bool) -
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "rewinds": progress.rewinds,
-        "stopped_early": stopped,
+        "stopped_early": code != 0,
+        "exit_code": code,
     }

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.config.schema import Config
-from speedrun.data.loader import Batch, Loader, ValidationBatches
+from speedrun.data.loader import KEEP_BYTES, Batch, Loader, ValidationBatches
 from speedrun.data.shards import Dataset
 from speedrun.data.tokenizer import Tokenizer
+from speedrun.data.verify import verify
 from speedrun.errors import DataError
 from speedrun.model.gpt import GPT
 from speedrun.model.window import Attention
@@ -146,11 +147,41 @@ def build_optimizer(model: GPT, config: Config) -> CombinedOptimizer:
     )
 
 
-def share_gradients(model: GPT) -> nn.Module:
-    """Gradients are averaged in the buckets they travel in; buffers do not travel."""
+def compile_model(model: GPT, requested: str, device: torch.device) -> str:
+    """Compile in place, one graph without breaks; returns what was done and why."""
+    chosen = requested
+    if requested == "auto":
+        chosen = "model" if device.type == "cuda" else "none"
+    if chosen == "model":
+        model.compile(fullgraph=True, dynamic=False)
+    elif chosen == "block":
+        # Blocks of one form share a graph: their weights are inputs of it.
+        for block in model.blocks:
+            block.compile(fullgraph=True, dynamic=False)
+    if requested != "auto":
+        return f"{chosen}, as asked"
+    return chosen if chosen != "none" else "none: on a CPU our own kernels do it without the wait"
+
+
+def share_gradients(parts: Parts) -> Parts:
+    """Ranks meet: gradients are averaged in the buckets they travel in; buffers do not travel."""
+    if parts.world.size == 1:
+        return parts
     newer = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     quiet: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, **quiet)
+    parallel = DistributedDataParallel(parts.model, gradient_as_bucket_view=True, **quiet)
+    return replace(parts, parallel=parallel)
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """A dataset ready to train on; one that is small is re-hashed first, which takes no time."""
+    dataset = Dataset.open(folder)
+    size = sum(path.stat().st_size for split in dataset.splits.values() for path in split.paths)
+    if dataset.manifest is not None and size <= KEEP_BYTES:
+        report = verify(folder)
+        if not report.ok:
+            raise DataError(report.problems[0])
+    return dataset
 
 
 def load_tokenizer_if_any(dataset: Dataset) -> tuple[Tokenizer | None, list[str]]:
@@ -164,12 +195,15 @@ def load_tokenizer_if_any(dataset: Dataset) -> tuple[Tokenizer | None, list[str]
 
 
 def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts:
-    """Everything a run needs, in the state of step 0 but for the loader's position."""
+    """This rank's share of what a run needs, at step 0 but for the loader's position.
+
+    No rank talks to another here, so that a mistake on one of them can be told to all.
+    """
     config.microbatches(world.size)
     torch.set_num_threads(config.train.threads or world.threads)
     device = world.device
     dtype, precision = choose_precision(config.train.precision, device)
-    dataset = Dataset.open(folder)
+    dataset = open_dataset(folder)
     tokenizer, notes = load_tokenizer_if_any(dataset)
     length = config.batch.length
     shared: dict[str, Any] = {
@@ -178,21 +212,21 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
         "eot": dataset.eot,
         "device": device,
     }
-    batch_rows, val_rows = config.batch.tokens // length, config.validation.tokens // length
-    validation = ValidationBatches(
-        dataset.split("val"),
-        tokens=config.validation.tokens,
-        batch_tokens=math.gcd(batch_rows, val_rows) * length,
-        **shared,
-    )
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, dataset.vocab_size, length)
     model.set_precision(dtype).to(device)
-    parallel = share_gradients(model) if world.size > 1 else model
+    compiled = compile_model(model, config.train.compile, device)
     attention = Attention(config, device, dtype)
     memory = device_memory(device) // world.local_size
     fits = sequences_that_fit(config, dataset.vocab_size, memory, dtype.itemsize)
     microbatches = config.microbatches(world.size, fits)
+    rows = config.batch.tokens // length // world.size // microbatches  # what fits in training
+    validation = ValidationBatches(
+        dataset.split("val"),
+        tokens=config.validation.tokens,
+        batch_tokens=math.gcd(rows, config.validation.tokens // length) * length,
+        **shared,
+    )
     loader = Loader(
         dataset.split("train"),
         batch_tokens=config.batch.tokens,
@@ -208,6 +242,7 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
         "forward passes a step",
         f"precision {str(dtype).removeprefix('torch.')}: {precision}",
         f"attention {attention.backend}: {attention.reason}",
+        f"torch.compile: {compiled}",
     ]
     return Parts(
         config=config,
@@ -218,7 +253,7 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
         validation=validation,
         token_bytes=torch.from_numpy(tokenizer.token_bytes()).to(device) if tokenizer else None,
         model=model,
-        parallel=parallel,
+        parallel=model,
         optimizer=build_optimizer(model, config),
         attention=attention,
         dtype=dtype,

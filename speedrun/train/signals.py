@@ -15,6 +15,7 @@ from typing import Any, Self
 from speedrun.train.clock import Clock
 
 TIME_LIMIT_CODE = 124  # as `timeout` exits
+STOPS = (TIME_LIMIT_CODE, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of asked stops
 
 
 class Controls:

@@ -8,16 +8,23 @@ each other is numbers, added up: nothing is pickled.
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.hardware import cores
+
+# torchrun names the rank that ends first and ends the others: the one with a message goes first.
+QUIET_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +60,9 @@ class World:
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             try:
-                dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+                _meet("nccl" if device.type == "cuda" else "gloo")
             except (RuntimeError, ValueError) as error:
-                raise RunError(f"the ranks could not meet: {_first_line(error)}") from error
+                raise RunError(f"the ranks could not meet: {_gist(error)}") from error
         return World(dist.get_rank(), dist.get_world_size(), local_size, device)
 
     @staticmethod
@@ -116,6 +123,7 @@ class World:
         if failure and not any(codes[: self.rank]):
             raise failure
         if any(codes):
+            time.sleep(QUIET_SECONDS)
             sys.exit(next(filter(None, codes)))
 
     @contextmanager
@@ -127,13 +135,37 @@ class World:
             if self.size > 1 and _lost_peer(error):
                 raise RunError(
                     f"rank {self.rank} stops because another rank has gone, and that one's own "
-                    f"message says why ({_first_line(error)})"
+                    f"message says why ({_gist(error)})"
                 ) from None
             raise
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _meet(backend: str) -> None:
+    """Join the process group of this attempt.
+
+    torchrun's store outlives a restart, and with it the addresses of dead ranks: whoever reads one
+    before it is written anew finds nobody there. So each attempt has names of its own. Hosts count
+    attempts apart from each other, so there only a store that is new each time will do.
+    """
+    several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if several and shared and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise ConfigError(
+            "torchrun --max-restarts on several hosts needs the environment variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: the store it shares with ranks otherwise keeps "
+            "the addresses of dead ones"
+        )
+    store, rank, size = next(rendezvous("env://"))
+    if not several:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+def _gist(error: Exception) -> str:
+    """The first sentence of a backend's message, without the place in its source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]*\]\s*", "", line).partition(". ")[0]
 
 
 def _lost_peer(error: RuntimeError) -> bool:

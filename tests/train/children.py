@@ -1,0 +1,82 @@
+"""Processes for tests, forked from a server that has torch loaded: one starts in a moment, not in
+four seconds. A child is a real process, to be killed, signalled and waited for like any other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from speedrun.train.run import RunFolder
+from speedrun.train.world import World
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["speedrun.train.session", "tests.train.children"])
+
+
+def speedrun(words: Sequence[str | Path], output: Path) -> BaseProcess:
+    """`speedrun WORDS` in a child, its stdout and stderr appended to `output`."""
+    child = SERVER.Process(target=_main, args=([str(word) for word in words], output))
+    child.start()
+    return child
+
+
+def _main(words: list[str], output: Path) -> None:
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    sys.argv = ["speedrun", *words]
+    from speedrun.cli import main
+
+    main()
+
+
+def on_ranks(size: int, job: Callable[..., None], folder: Path, *arguments: Any) -> None:
+    """`job(world, *arguments)` on `size` gloo ranks; `folder` holds their meeting point."""
+    folder.mkdir(parents=True, exist_ok=True)
+    meeting = folder / f"meeting-{time.monotonic_ns()}"
+    ranks = [
+        SERVER.Process(target=_rank, args=(rank, size, meeting, job, arguments))
+        for rank in range(size)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0] * size, f"exit codes of the ranks: {codes}"
+
+
+def _rank(
+    rank: int, size: int, meeting: Path, job: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    try:
+        job(World(rank, size, size, torch.device("cpu")), *arguments)
+    finally:
+        World.leave()
+
+
+def wait_for(happened: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds:.0f} s"
+        time.sleep(0.01)
+
+
+def steps_logged(folder: Path) -> int:
+    return len(RunFolder(folder).read_metrics("train"))

@@ -1,0 +1,98 @@
+"""What ranks do in the tests of this folder, in processes that `children` starts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from speedrun.config.schema import Config
+from speedrun.data.loader import Batch
+from speedrun.errors import DataError, RunError
+from speedrun.train.display import NoDisplay
+from speedrun.train.health import Agreement
+from speedrun.train.recovery import Recovery
+from speedrun.train.run import RunFolder
+from speedrun.train.session import Options, run_training
+from speedrun.train.setup import Parts, prepare
+from speedrun.train.validate import validate
+from speedrun.train.world import World
+
+
+def train(world: World, config: Config, folder: Path, how: dict[str, Any] | None = None) -> None:
+    data = Path(config.data.dir)
+    run_training(config, RunFolder(folder), data, NoDisplay(), world, Options(**(how or {})))
+
+
+def spoil(world: World, rank: int, steps: set[int]) -> None:
+    """From now on, training losses of `rank` are NaN at these calls, counted from 1."""
+    honest, calls = Parts.training_loss, 0
+
+    def spoilt(self: Parts, batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        here = world.rank == rank and calls in steps
+        return honest(self, batch) * (math.nan if here else 1.0)
+
+    Parts.training_loss = spoilt  # type: ignore[method-assign]
+
+
+def train_with_a_nan(world: World, config: Config, folder: Path, step: int) -> None:
+    """Rank 1 meets a NaN at `step`; every rank writes its weights and moments at every step."""
+    spoil(world, 1, {step})
+    after = Recovery.after_step
+
+    def recorded(self: Recovery, agreed: Agreement, *, save: bool) -> None:
+        parts, number = self._parts, self._progress.step
+        tensors = {**parts.model.state_dict(), **parts.optimizer.export_state()}
+        save_file(tensors, folder / f"rank-{world.rank}-step-{number}.safetensors")
+        facts = json.dumps([agreed.finite, None if math.isnan(agreed.loss) else agreed.loss])
+        (folder / f"rank-{world.rank}-step-{number}.json").write_text(facts)
+        after(self, agreed, save=save)
+
+    Recovery.after_step = recorded  # type: ignore[method-assign]
+    train(world, config, folder / "run", {"warmup": False})
+
+
+def give_up(world: World, config: Config, folder: Path) -> None:
+    """Rank 1 meets nothing but NaN: all ranks give up together, and rank 0 says why."""
+    spoil(world, 1, set(range(1, 100)))
+    with pytest.raises(RunError if world.first else SystemExit) as caught:
+        train(world, config, folder / "run", {"warmup": False})
+    if world.first:
+        (folder / "report").write_text(str(caught.value))
+
+
+def fail_before_training(world: World, config: Config, folder: Path) -> None:
+    """Rank 1 has no dataset: it says so, and rank 0 ends quietly instead of waiting for it."""
+    data = folder / "none" if world.rank == 1 else Path(config.data.dir)
+    run = RunFolder(folder / "run")
+    with pytest.raises(DataError if world.rank == 1 else SystemExit):
+        run_training(config, run, data, NoDisplay(), world, Options())
+
+
+def measure_validation(world: World, config: Config, folder: Path) -> None:
+    """The untrained model, its head made random: every batch has another loss."""
+    with torch.no_grad():
+        parts = prepare(config, Path(config.data.dir), world)
+        torch.nn.init.normal_(parts.model.head.weight)  # type: ignore[union-attr]
+        with parts.loader:
+            result = validate(parts.loss_of, parts.validation, parts.token_bytes, world)
+    numbers = [result.loss, result.bits_per_byte, result.tokens]
+    (folder / f"validation-{world.size}-{world.rank}.json").write_text(json.dumps(numbers))
+
+
+def talk(world: World, folder: Path) -> None:
+    """The words ranks have for each other."""
+    assert world.sum([world.rank, 1.0]) == [sum(range(world.size)), world.size]
+    assert world.gather(world.rank + 0.5) == [rank + 0.5 for rank in range(world.size)]
+    assert world.from_first(7 if world.first else 99) == 7
+    text = "runs/ä b" if world.first else "other"
+    assert world.text_from_first(text) == "runs/ä b"
+    world.barrier()

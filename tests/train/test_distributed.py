@@ -1,0 +1,244 @@
+"""Several ranks: one loss curve, one mind about what is finite, one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speedrun.config.schema import Config
+from speedrun.train.run import RunFolder
+from tests.conftest import TINY
+from tests.train import jobs
+from tests.train.children import on_ranks, steps_logged, wait_for
+
+Make = Callable[..., Config]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def losses(folder: Path, kind: str = "train") -> list[float]:
+    return [row["loss"] for row in RunFolder(folder).read_metrics(kind)]
+
+
+def test_ranks_tell_each_other_numbers_and_texts(tmp_path: Path) -> None:
+    on_ranks(3, jobs.talk, tmp_path, tmp_path)
+
+
+def test_one_two_and_four_ranks_have_the_same_loss_curve(tiny: Make, tmp_path: Path) -> None:
+    config = tiny("train.steps=30", "validation.every=10")
+    for size in (1, 2, 4):
+        on_ranks(size, jobs.train, tmp_path, config, tmp_path / str(size))
+        assert json.loads((tmp_path / f"{size}/summary.json").read_text())["world_size"] == size
+    for size in (2, 4):
+        for kind in ("train", "val"):
+            expected = losses(tmp_path / "1", kind)
+            assert losses(tmp_path / str(size), kind) == pytest.approx(expected, abs=1e-4)
+    assert losses(tmp_path / "1")[-1] < losses(tmp_path / "1")[0] - 1
+
+
+def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(
+    tiny: Make, tmp_path: Path
+) -> None:
+    config, longer = tiny("schedule.cooldown=0"), tiny("schedule.cooldown=0", "train.steps=12")
+    on_ranks(1, jobs.train, tmp_path, longer, tmp_path / "whole")
+    for size in (1, 4):
+        folder = tmp_path / f"then-{size}"
+        on_ranks(2, jobs.train, tmp_path, config, folder)
+        on_ranks(size, jobs.train, tmp_path, longer, folder, {"resume": True})
+        assert losses(folder) == pytest.approx(losses(tmp_path / "whole"), abs=1e-4)
+
+
+def test_two_ranks_resume_bit_for_bit(tiny: Make, tmp_path: Path) -> None:
+    config, longer = tiny("schedule.cooldown=0"), tiny("schedule.cooldown=0", "train.steps=12")
+    on_ranks(2, jobs.train, tmp_path, longer, tmp_path / "whole")
+    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "cut")
+    on_ranks(2, jobs.train, tmp_path, longer, tmp_path / "cut", {"resume": True})
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    left, right = (
+        load_file(tmp_path / name / "checkpoints/step-000012/model.safetensors")
+        for name in ("cut", "whole")
+    )
+    assert all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_validation_is_equal_for_one_two_and_three_ranks(tiny: Make, tmp_path: Path) -> None:
+    """Seven batches, which neither two nor three ranks share equally."""
+    config = tiny("batch.tokens=384", "batch.microbatch=1", "validation.tokens=448")
+    results = []
+    for size in (1, 2, 3):
+        on_ranks(size, jobs.measure_validation, tmp_path, config, tmp_path)
+        results += [
+            json.loads((tmp_path / f"validation-{size}-{rank}.json").read_text())
+            for rank in range(size)
+        ]
+    assert results == [results[0]] * 6  # to the last bit
+    assert results[0][2] == 448
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_nan_on_one_rank_changes_no_parameter_on_any(
+    tiny: Make, tmp_path: Path, step: int
+) -> None:
+    on_ranks(2, jobs.train_with_a_nan, tmp_path, tiny(), tmp_path, step)
+
+    def tensors(rank: int, number: int) -> dict[str, torch.Tensor]:
+        return load_file(tmp_path / f"rank-{rank}-step-{number}.safetensors")
+
+    def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+        return all(torch.equal(left[key], right[key]) for key in left)
+
+    for number in range(1, 9):
+        facts = [(tmp_path / f"rank-{r}-step-{number}.json").read_text() for r in (0, 1)]
+        assert facts[0] == facts[1]
+        finite, loss = json.loads(facts[0])
+        assert finite == (number != step)
+        assert (loss is None) == (number == step)
+        assert same(tensors(0, number), tensors(1, number))
+        if number > 1:
+            assert same(tensors(0, number), tensors(0, number - 1)) == (number == step)
+    run = RunFolder(tmp_path / "run")
+    assert [row["step"] for row in run.read_metrics("nonfinite")] == [step]
+    assert run.read_metrics("train")[step - 1]["loss"] is None
+    assert json.loads(run.summary.read_text())["steps"] == 8
+
+
+def test_ranks_give_up_together_with_one_report(tiny: Make, tmp_path: Path) -> None:
+    on_ranks(2, jobs.give_up, tmp_path, tiny(), tmp_path)
+    report = (tmp_path / "report").read_text()
+    assert "not finite in 3 steps in a row" in report
+    assert "no checkpoint to go back to" in report
+
+
+def test_a_mistake_on_one_rank_ends_all_without_a_hang(tiny: Make, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    on_ranks(2, jobs.fail_before_training, tmp_path, tiny(), tmp_path)
+    assert time.monotonic() - begun < 60
+    assert not (tmp_path / "run").exists()  # nothing half-made
+
+
+def words(dataset: Path, folder: Path, *more: str) -> list[str]:
+    return [
+        "train", "modern", "--run-dir", str(folder), "--sample-tokens", "0", *TINY,
+        f"data.dir={dataset}", *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_dead_rank_takes_the_job_down_in_seconds(tiny_dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "speedrun",
+         *words(tiny_dataset, run, "train.steps=100000", "--ranks", "2")],
+        env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait_for(lambda: steps_logged(run) > 2, "a step")
+    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    begun = time.monotonic()
+    _, errors = job.communicate(timeout=60)
+    assert time.monotonic() - begun < 20
+    assert job.returncode == 1
+    assert "rank 1 ended first, with signal 9" in errors
+    assert "rank 0 stops because another rank has gone" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_signals_to_the_parent_reach_the_ranks(tiny_dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "speedrun",
+         *words(tiny_dataset, folder, "train.steps=100000", "--ranks", "2", "--max-restarts", "1")],
+        env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    run = RunFolder(folder)
+    wait_for(lambda: steps_logged(folder) > 2, "a step")
+    job.send_signal(signal.SIGUSR1)
+    wait_for(lambda: len(run.read_metrics("checkpoint")) == 1, "a checkpoint")
+    saved = steps_logged(folder)
+    wait_for(lambda: steps_logged(folder) > saved, "another step")
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 143, errors
+    assert "Traceback" not in errors
+    summary = run.read_summary()
+    assert summary["exit_code"] == 143
+    assert run.read_metrics("checkpoint")[-1]["step"] == summary["steps"]
+    assert run.read_metrics("resume") == []  # a requested stop is no reason to start again
+
+
+@pytest.mark.slow
+def test_torchrun_itself_starts_ranks(tiny: Make, tiny_dataset: Path, tmp_path: Path) -> None:
+    on_ranks(2, jobs.train, tmp_path, tiny(), tmp_path / "ours")
+    start = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "speedrun"]
+    done = subprocess.run(
+        [*start, *words(tiny_dataset, tmp_path / "theirs")],
+        env=ENV, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 x 1 threads" in done.stdout
+    assert losses(tmp_path / "theirs") == losses(tmp_path / "ours")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[tuple[list[str], str, str]]]:
+    """Two hosts as (command prefix, address, interface): network namespaces joined by a cable."""
+    names = [f"speedrun-{os.getpid()}-{side}" for side in "ab"]
+    cable = [f"sr{os.getpid() % 100000}{side}" for side in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", cable[0], "netns", names[0], "type", "veth",
+           "peer", "name", cable[1], "netns", names[1])  # fmt: skip
+        for number, (name, end) in enumerate(zip(names, cable, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [
+            (["ip", "netns", "exec", name], f"10.77.0.{number}", end)
+            for number, (name, end) in enumerate(zip(names, cable, strict=True), 1)
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        yield [([], "127.0.0.1", "lo")] * 2  # no namespaces here: two agents on one host
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_one_model(
+    tiny: Make, tiny_dataset: Path, tmp_path: Path, hosts: list[tuple[list[str], str, str]]
+) -> None:
+    """torchrun's rendezvous between hosts that can reach each other by their addresses alone."""
+    on_ranks(2, jobs.train, tmp_path, tiny(), tmp_path / "one-host")
+    port = 20000 + os.getpid() % 20000
+    agents = [
+        subprocess.Popen(
+            [*prefix, *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1",
+             "--rdzv-backend", "c10d", "--rdzv-id", "test",
+             "--rdzv-endpoint", f"{hosts[0][1]}:{port}",
+             "--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr", address,
+             "-m", "speedrun", *words(tiny_dataset, tmp_path / "two-hosts")],
+            env={**ENV, "GLOO_SOCKET_IFNAME": interface},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for number, (prefix, address, interface) in enumerate(hosts)
+    ]  # fmt: skip
+    outputs = [agent.communicate(timeout=150)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+    assert losses(tmp_path / "two-hosts") == losses(tmp_path / "one-host")
+    assert json.loads((tmp_path / "two-hosts/summary.json").read_text())["world_size"] == 2

@@ -1,0 +1,80 @@
+"""Golden losses: the first 20 of every shipped recipe, on a tiny track, as they have always been.
+
+A change that moves them changes what a recipe means. When that is intended, write them anew with
+
+    python -m tests.train.test_golden
+
+and say in the change why they moved. CPUs round differently, hence the tolerance; on one machine
+two runs are equal bit for bit, which `test_run.py` asserts.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from speedrun.config.resolve import resolve
+from speedrun.config.schema import Config
+from speedrun.train.display import NoDisplay
+from speedrun.train.run import RunFolder
+from speedrun.train.session import Options, run_training
+from speedrun.train.world import World
+from tests.conftest import TINY, make_tiny_dataset
+
+GOLDEN = Path(__file__).with_name("golden.json")
+TOLERANCE = 1e-3
+RECIPES = sorted(
+    path.stem for path in (Path(__file__).parents[2] / "speedrun/config/recipes").glob("*.toml")
+)
+# Four layers for the recipes whose halves mirror each other, rows that hold the widest window.
+SIZES = (
+    "model.layers=4", "batch.length=512", "batch.tokens=512", "validation.every=20",
+    "train.steps=20",
+)  # fmt: skip
+
+
+def losses(config: Config, folder: Path) -> list[float]:
+    run = RunFolder(folder)
+    alone = World.alone(torch.device("cpu"))
+    run_training(config, run, Path(config.data.dir), NoDisplay(), alone, Options())
+    return [row["loss"] for row in run.read_metrics("train")]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_first_losses_are_the_golden_ones(
+    recipe: str, tiny: Callable[..., Config], tmp_path: Path
+) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert recipe in golden, f"{recipe} has no golden losses: see the top of this file"
+    found = losses(tiny(*SIZES, recipe=recipe), tmp_path / "run")
+    assert len(found) == 20
+    assert found == pytest.approx(golden[recipe], abs=TOLERANCE)
+
+
+def test_every_golden_recipe_is_shipped() -> None:
+    assert sorted(json.loads(GOLDEN.read_text())) == RECIPES
+
+
+def write() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = make_tiny_dataset(Path(folder))
+        words = [*TINY, f"data.dir={dataset}", *SIZES]
+        golden = {
+            recipe: losses(resolve(recipe, "nano", words).config, Path(folder) / recipe)
+            for recipe in RECIPES
+        }
+    rows = (
+        f'  "{recipe}": [{", ".join(f"{loss:.5f}" for loss in values)}]'
+        for recipe, values in golden.items()
+    )
+    GOLDEN.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write()
+    print(f"wrote {GOLDEN}")

@@ -1,0 +1,187 @@
+"""Going on with a run: exactly, or not at all without saying what is different."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from speedrun.config.schema import Config
+from speedrun.errors import RunError
+from speedrun.train import checkpoint
+from speedrun.train.display import PlainDisplay
+from speedrun.train.environment import code_hash
+from speedrun.train.keeper import Every
+from speedrun.train.log import StepView
+from speedrun.train.run import RunFolder
+from speedrun.train.session import Options, run_training
+from speedrun.train.world import World
+
+Make = Callable[..., Config]
+ALONE = World.alone(torch.device("cpu"))
+
+
+class Heard(PlainDisplay):
+    def __init__(self, interrupt_at: int = -1) -> None:
+        self.lines: list[str] = []
+        super().__init__(self.lines.append)
+        self._at = interrupt_at
+
+    def step(self, view: StepView) -> None:
+        super().step(view)
+        if view.step == self._at:
+            signal.raise_signal(signal.SIGINT)
+
+
+def run(config: Config, folder: Path, interrupt_at: int = -1, **how: Any) -> list[str]:
+    """Train; gives what was said."""
+    heard = Heard(interrupt_at)
+    data = Path(config.data.dir)
+    run_training(config, RunFolder(folder), data, heard, ALONE, Options(**how))
+    return heard.lines
+
+
+def losses(folder: Path, kind: str = "train") -> list[float]:
+    return [row["loss"] for row in RunFolder(folder).read_metrics(kind)]
+
+
+def assert_same_end(left: Path, right: Path) -> None:
+    assert losses(left) == losses(right)
+    assert losses(left, "val") == losses(right, "val")
+    ends = [checkpoint.latest(folder / "checkpoints")[0] for folder in (left, right)]
+    models = [end.model() | end.optimizer() for end in ends if end]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("optimizer.muon.lr=0.5", "optimizer.muon.lr is 0.5 and was"),
+        ("train.seed=7", "train.seed is 7 and was 0"),
+        ("validation.every=2", "validation.every is 2 and was 4"),
+        ("batch.tokens=512", "batch.tokens is 512 and was 256"),
+    ],
+)
+def test_a_changed_config_is_named_and_refused(
+    tiny: Make, tmp_path: Path, change: str, words: str
+) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(RunError, match=r"cannot be resumed as it was.*--force") as caught:
+        run(tiny(change), tmp_path / "run", resume=True)
+    assert words in str(caught.value)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    run(tiny(change), tmp_path / "run", resume=True, force=True)
+    assert RunFolder(tmp_path / "run").load_config() == tiny(change)
+
+
+def test_forcing_a_model_of_another_size_is_one_sentence(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    with pytest.raises(RunError, match=r"does not fit this model: .*size mismatch") as caught:
+        run(tiny("model.width=64"), tmp_path / "run", resume=True, force=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_changed_code_is_named_and_refused(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    file = tmp_path / "run/environment.json"
+    facts = json.loads(file.read_text())
+    assert facts["code_sha256"] == code_hash()
+    file.write_text(json.dumps(facts | {"code_sha256": "0" * 64}))
+    with pytest.raises(RunError, match=f"the code has hash {code_hash()[:12]} and had 000000"):
+        run(tiny(), tmp_path / "run", resume=True)
+    file.unlink()
+    with pytest.raises(RunError, match=r"environment\.json does not say with which code"):
+        run(tiny(), tmp_path / "run", resume=True)
+    run(tiny(), tmp_path / "run", resume=True, force=True)
+
+
+def test_a_run_is_made_longer_where_its_schedule_permits(tiny: Make, tmp_path: Path) -> None:
+    flat = ("schedule.cooldown=0", "schedule.warmup=0", "schedule.momentum_warmup=0")
+    run(tiny(*flat, "train.steps=12"), tmp_path / "whole")
+    run(tiny(*flat), tmp_path / "run")
+    said = run(tiny(*flat, "train.steps=12"), tmp_path / "run", resume=True)
+    assert any("train.steps goes from 8 to 12; the schedules" in line for line in said)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_an_extension_says_which_schedules_change(tiny: Make, tmp_path: Path) -> None:
+    """Stopped before the decay begins: it moves to the new end."""
+    late = ("schedule.cooldown=500", "schedule.warmup=0", "schedule.momentum_warmup=0")
+    run(tiny(*late, "train.steps=12"), tmp_path / "whole")
+    run(tiny(*late), tmp_path / "run", 2)
+    said = run(tiny(*late, "train.steps=12"), tmp_path / "run", resume=True)
+    (sentence,) = [line for line in said if "train.steps goes from 8 to 12" in line]
+    assert "schedules differ from step 5 on: learning rate multiplier 1.0 instead of" in sentence
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_an_extension_that_rewrites_the_past_is_refused(tiny: Make, tmp_path: Path) -> None:
+    config = tiny(recipe="modern-cosine")
+    run(config, tmp_path / "run", 4)
+    longer = tiny("train.steps=16", recipe="modern-cosine")
+    with pytest.raises(RunError, match=r"train\.steps is 16 and was 8, which gives step \d of the"):
+        run(longer, tmp_path / "run", resume=True)
+    shorter = tiny("train.steps=3", recipe="modern-cosine")
+    with pytest.raises(RunError, match=r"train\.steps is 3 and 5 steps are done"):
+        run(shorter, tmp_path / "run", resume=True)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_over(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "whole")
+    run(tiny(), tmp_path / "run", 3)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    said = run(tiny(), tmp_path / "run", resume=True)
+    assert any("no checkpoint yet: starting from step 0" in line for line in said)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tiny: Make, tmp_path: Path) -> None:
+    often = Every(steps=2)
+    run(tiny(), tmp_path / "whole")
+    run(tiny(), tmp_path / "run", 5, checkpoint_every=often)
+    newest = tmp_path / "run/checkpoints/step-000006/model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7])
+    said = run(tiny(), tmp_path / "run", resume=True, checkpoint_every=often, keep=1)
+    (sentence,) = [line for line in said if line.startswith("passed over")]
+    assert "step-000006 is damaged: model.safetensors has" in sentence
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_records_cut_short_by_a_crash_are_mended(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "whole")
+    run(tiny(), tmp_path / "run", 3, checkpoint_every=Every(steps=2))
+    shutil.rmtree(tmp_path / "run/checkpoints/step-000004")
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 5, "lo')
+    run(tiny(), tmp_path / "run", resume=True)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_run_without_records_can_go_on(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    (tmp_path / "run/metrics.jsonl").unlink()
+    run(tiny(), tmp_path / "run", resume=True)
+    steps = [row["step"] for row in RunFolder(tmp_path / "run").read_metrics("train")]
+    assert steps == [5, 6, 7, 8]
+
+
+def test_the_folder_says_where_and_with_what_it_was_run(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run")
+    facts = json.loads((tmp_path / "run/environment.json").read_text())
+    assert facts.keys() >= {
+        "speedrun", "code_sha256", "git_commit", "git_diff", "python", "libraries", "cpu", "cores",
+        "threads", "memory_bytes", "gpu", "command", "variables",
+    }  # fmt: skip
+    assert facts["libraries"]["torch"] == torch.__version__
+    (start,) = RunFolder(tmp_path / "run").read_metrics("start")
+    assert len(start["dataset_fingerprint"]) == len(start["tokenizer_fingerprint"]) == 64
+    assert start["peak_flops"] > 0
