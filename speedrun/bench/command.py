@@ -54,12 +54,26 @@ def _muon() -> Figures:
     return {**measure_muon(), "share_of_step": optimizer_share()}
 
 
+def _checkpoint() -> Figures:
+    from speedrun.bench.checkpoint import measure_checkpoint
+
+    return measure_checkpoint()
+
+
+def _ranks() -> Figures:
+    from speedrun.bench.ranks import measure_ranks
+
+    return measure_ranks()
+
+
 BENCHES: dict[str, Callable[[], Figures]] = {
     "loader": _loader,
     "attention": _attention,
     "mask": _mask,
     "step": _step,
     "muon": _muon,
+    "checkpoint": _checkpoint,
+    "ranks": _ranks,
 }
 
 

@@ -261,6 +261,9 @@ class BatchConfig(Section):
 class ValidationConfig(Section):
     tokens: Count = Field(10_485_760, description="first tokens of the validation split")
     every: Count = Field(125, description="steps between validations; the last step always")
+    window: Amount = Field(
+        0, description="tokens seen in validation, if wider than training's; 0: the same"
+    )
 
 
 class TrainConfig(Section):
@@ -308,6 +311,14 @@ class Config(Section):
             _refuse(
                 "attention.window_end",
                 self.attention.window_end,
+                f"a window is at most the sequence, batch.length = {self.batch.length}",
+            )
+        if self.validation.window and self.attention.window == "none":
+            _refuse("validation.window", self.validation.window, "training has no window to widen")
+        if self.validation.window > self.batch.length:
+            _refuse(
+                "validation.window",
+                self.validation.window,
                 f"a window is at most the sequence, batch.length = {self.batch.length}",
             )
         if self.validation.tokens % self.batch.length:

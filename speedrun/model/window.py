@@ -48,6 +48,12 @@ class Attention:
         if self.window is not None:
             self.window.fill_(window_at(self._config, step) or 0)
 
+    def widen(self, tokens: int) -> None:
+        """Let queries see `tokens` back until the next `set_step`, if that is further."""
+        if self.window is not None:
+            unit = BLOCK if self.rule == "blocks" else 1
+            self.window.clamp_(min=tokens // unit)
+
     def plan(self, documents_BT: Tensor) -> AttentionPlan:
         if not self._config.attention.documents:
             documents_BT = torch.zeros_like(documents_BT)

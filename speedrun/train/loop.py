@@ -114,8 +114,9 @@ def train(
 
 
 def run_validation(config: Config, parts: Parts, progress: Progress, log: Log) -> None:
-    """Validate where the run stands, with the window of its step."""
+    """Validate where the run stands, with the window of its step or a wider one."""
     parts.set_schedule(progress.step)
+    parts.attention.widen(config.validation.window)
     result = validate(parts.loss_of, parts.validation, parts.token_bytes, parts.world)
     progress.validated(result, progress.step * config.batch.tokens, config.train.target)
     log.validation(progress, result)

@@ -14,7 +14,7 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset
-from speedrun.errors import RunError
+from speedrun.errors import ConfigError, RunError
 from speedrun.train import checkpoint
 from speedrun.train.display import PlainDisplay
 from speedrun.train.log import StepView
@@ -193,3 +193,22 @@ def test_validation_is_the_plain_token_mean(tiny: Make, tiny_dataset: Path) -> N
     assert result.tokens == 1024
     assert result.loss == pytest.approx(nats / 1024, rel=1e-6)
     assert result.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+
+
+def test_validation_may_see_further_than_training(tiny: Make, tiny_dataset: Path) -> None:
+    words = ("batch.length=512", "batch.tokens=1024", "validation.tokens=1024",
+             "attention.window=blocks", "attention.window_start=128", "attention.window_end=128",
+             "validation.window=384")  # fmt: skip
+    config = tiny(*words)
+    parts = prepare(config, tiny_dataset, ALONE)
+    with parts.loader:
+        parts.set_schedule(3)
+        window = parts.attention.window
+        assert window is not None
+        assert window.item() == 1
+        parts.attention.widen(config.validation.window)
+        assert window.item() == 3
+        parts.set_schedule(3)
+        assert window.item() == 1
+    with pytest.raises(ConfigError, match=r"validation.window = 384 .* no window to widen"):
+        tiny("batch.length=512", "batch.tokens=1024", "validation.tokens=1024", words[-1])
