@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -79,9 +80,15 @@ def run_commands(page: Path, scratch: Path, hub: str) -> None:
 def test_python_examples_run(page: Path, scratch: Path) -> None:
     """The examples of a page are one program: a later one may use what an earlier one made."""
     code = "\n".join(examples(page, "python"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    # As torchrun would start the only rank there is.
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=scratch, capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-c", code], cwd=scratch, env={**os.environ, **rank},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
