@@ -155,10 +155,12 @@ def _say_result(
             f"speedrun train --resume --run {run.path}"
         )
         return
-    if sample_tokens and run.tokenizer.exists():
+    can_write = run.tokenizer.exists()
+    if sample_tokens and can_write:
         print_sample(run, sample_tokens)
     print(f"\nrun folder: {run.path}")
-    print(f"more text:  speedrun sample {run.path} --prompt 'import '")
+    if can_write:
+        print(f"more text:  speedrun sample {run.path} --prompt 'import '")
 
 
 def print_result(config: Config, run: RunFolder, summary: dict[str, Any]) -> None:
