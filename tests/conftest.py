@@ -7,9 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
+
+# The same examples every time: a test that passes here passes everywhere. To look for new ones:
+# HYPOTHESIS_PROFILE=default. An example may take its time: machines are slow and busy.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 TINY = (
     "model.layers=2", "model.width=32", "model.heads=2", "batch.length=64", "batch.tokens=256",

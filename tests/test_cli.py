@@ -7,18 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import TINY
+from tests.waiting import PATIENCE, wait_for
 
 
 def speedrun(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "speedrun", *map(str, words)],
-        capture_output=True, text=True, cwd=cwd, timeout=120,
+        capture_output=True, text=True, cwd=cwd, timeout=PATIENCE,
     )  # fmt: skip
 
 
@@ -125,12 +125,9 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(tiny_dataset: Path, tmp_path:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and '"kind": "train"' in metrics.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: metrics.exists() and '"kind": "train"' in metrics.read_text(), "a step")
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130, err
     assert "Traceback" not in err
     assert f"speedrun train --resume --run {folder}" in out

@@ -34,7 +34,7 @@ def mixed_documents(tokens: int, seed: int = 0) -> Tensor:
 
 def sparse_round(tokens: int) -> Callable[[], None]:
     """One forward and backward, mask building included."""
-    q, k, v, gradient = _inputs(tokens)
+    q, k, v, gradient = inputs(tokens)
     documents_BT, window = mixed_documents(tokens), torch.tensor(WINDOW, dtype=torch.int32)
 
     def run() -> None:
@@ -45,7 +45,7 @@ def sparse_round(tokens: int) -> Callable[[], None]:
 
 
 def dense_round(tokens: int) -> Callable[[], None]:
-    q, k, v, gradient = _inputs(tokens)
+    q, k, v, gradient = inputs(tokens)
 
     def run() -> None:
         out = scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -54,13 +54,13 @@ def dense_round(tokens: int) -> Callable[[], None]:
     return run
 
 
-def _inputs(tokens: int) -> list[Tensor]:
+def inputs(tokens: int) -> list[Tensor]:
     """q, k, v and an output gradient, laid out as a model lays them out: heads inside tokens."""
     parts = [torch.randn(1, tokens, HEADS, WIDTH).transpose(1, 2) for _ in range(4)]
     return [x.requires_grad_() for x in parts[:3]] + parts[3:]
 
 
-def _interleaved(rounds: dict[str, tuple[Callable[[], None], int]], turns: int) -> dict[str, float]:
+def interleaved(rounds: dict[str, tuple[Callable[[], None], int]], turns: int) -> dict[str, float]:
     """Median seconds of each rival; `n` runs of it per turn, after one run to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in rounds}
     for run, _ in rounds.values():
@@ -96,13 +96,13 @@ def measure_attention(turns: int = 5) -> dict[str, float | int | str]:
     _, reason = choose_backend(torch.device("cpu"), tokens=65_536, head_dim=WIDTH)
     figures: dict[str, float | int | str] = {}
     for tokens, dense_turns in ((8192, turns), (16_384, min(turns, 3))):
-        times = _interleaved(
+        times = interleaved(
             {"sparse": (sparse_round(tokens), 5), "dense": (dense_round(tokens), 1)}, dense_turns
         )
         figures[f"speedup_{tokens}"] = times["dense"] / times["sparse"]
         figures[f"ms_{tokens}"] = times["sparse"] * 1e3
         figures[f"dense_ms_{tokens}"] = times["dense"] * 1e3
-    times = _interleaved(
+    times = interleaved(
         {"short": (sparse_round(8192), 8), "long": (sparse_round(65_536), 1)}, turns
     )
     figures["per_token_growth_65536"] = times["long"] / times["short"] / 8

@@ -66,6 +66,12 @@ def _ranks() -> Figures:
     return measure_ranks()
 
 
+def _claims() -> Figures:
+    from speedrun.bench.claims import measure_claims
+
+    return measure_claims()
+
+
 BENCHES: dict[str, Callable[[], Figures]] = {
     "loader": _loader,
     "attention": _attention,
@@ -74,6 +80,7 @@ BENCHES: dict[str, Callable[[], Figures]] = {
     "muon": _muon,
     "checkpoint": _checkpoint,
     "ranks": _ranks,
+    "claims": _claims,
 }
 
 

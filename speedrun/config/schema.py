@@ -77,6 +77,12 @@ class ModelConfig(Section):
         "blend", description="blend: (1-l) v + l e; pair: two learnt weights"
     )
     unet_skips: bool = Field(False, description="add first-half outputs to the second half")
+    bigram_rows: Amount = Field(
+        0, description="rows of a hashed table for pairs of neighbouring tokens; 0: none"
+    )
+    key_offset: bool = Field(
+        False, description="the half of a key that does not turn comes from the token before"
+    )
     softcap: NonNegative = Field(0.0, description="logits are c tanh(z/c); 0: no cap")
 
     @property
@@ -105,6 +111,10 @@ class ModelConfig(Section):
                 f"it needs a head size divisible by {parts}, and width / heads is "
                 f"{self.size_of_head}",
             )
+        if self.key_offset and self.positions != "half-rotary":
+            _refuse("model.key_offset", True, "it needs model.positions = 'half-rotary'")
+        if self.bigram_rows == 1:
+            _refuse("model.bigram_rows", 1, "one row is for tokens with none before: 0, 2 or more")
         for index in self.attention_free:
             if index >= self.layers:
                 _refuse(
@@ -203,6 +213,7 @@ class OptimizerConfig(Section):
     hidden: AdamRule = Field(AdamRule(), description="matrices inside the blocks, kind = adamw")
     embedding: AdamRule = Field(AdamRule(), description="token (tied: and head) and positions")
     value_embedding: AdamRule = Field(AdamRule(), description="value embedding tables")
+    bigram: AdamRule = Field(AdamRule(), description="the table of token pairs")
     head: AdamRule = Field(AdamRule(), description="the untied head")
     scalar: AdamRule = Field(AdamRule(), description="gains, biases, mixing and skip weights")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from speedrun.data.shards import read_header
-from speedrun.data.staging import locked_folder, sha256_of, sync
+from speedrun.data.staging import locked_folder, sha256_of
+from speedrun.disk import flush
 from speedrun.errors import ConfigError, DataError
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes of all files
@@ -132,7 +133,7 @@ def _fetch(file: RemoteFile, out: Path, report: Callable[[int], None]) -> None:
         )
     read_header(partial)
     partial.replace(out / file.name)
-    sync(out)
+    flush(out)
 
 
 class _ReportingFile(io.FileIO):

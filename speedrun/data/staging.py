@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from speedrun.disk import flush
 from speedrun.errors import DataError
 
 
@@ -48,11 +49,11 @@ def swap_in(partial: Path, out: Path) -> None:
     """Give a finished folder its name; what had the name before is removed afterwards."""
     old = out.with_name(out.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
-    sync(partial)
+    flush(partial)
     if out.exists() and not is_empty(out):
         out.rename(old)
     partial.replace(out)
-    sync(out.parent)
+    flush(out.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -66,15 +67,6 @@ def empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder as lasting as the files already are."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sha256_of(path: Path) -> str:

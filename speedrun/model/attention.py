@@ -31,6 +31,7 @@ class AttentionPlan:
 
     backend: Backend
     mask: Tensor | BlockMask  # blocks: first key (B, T); dense: booleans (B, 1, T, T)
+    opens: Tensor  # booleans (B, T): the token opens a row or a document, none is before it
 
 
 def choose_backend(
@@ -81,10 +82,17 @@ def plan_attention(
 
     `window` is data, a 0-d integer tensor: a new value recompiles nothing.
     """
+    opens_BT = opening(documents_BT)
     if backend == "dense":
-        return AttentionPlan(backend, dense_mask(documents_BT, window, rule)[:, None])
+        return AttentionPlan(backend, dense_mask(documents_BT, window, rule)[:, None], opens_BT)
     first_BT = first_key(documents_BT, window, rule)
-    return AttentionPlan(backend, first_BT if backend == "blocks" else flex_mask(first_BT))
+    mask = first_BT if backend == "blocks" else flex_mask(first_BT)
+    return AttentionPlan(backend, mask, opens_BT)
+
+
+def opening(documents_BT: Tensor) -> Tensor:
+    """Which tokens are the first of their row or document."""
+    return torch.diff(documents_BT, prepend=documents_BT[:, :1] - 1, dim=1) != 0
 
 
 def flex_mask(first_BT: Tensor) -> BlockMask:

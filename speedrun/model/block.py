@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.heads, self.groups, self.head_dim = config.heads, config.groups, config.size_of_head
         self.qk_norm, self.eps = config.qk_norm, config.norm_eps
         self.scale = config.attention_scale or self.head_dim**-0.5
-        self.residual = config.value_residual
+        self.residual, self.key_offset = config.value_residual, config.key_offset
         queries, keys = self.heads * self.head_dim, self.groups * self.head_dim
         self.splits = [queries, keys, keys]
         sizes = [sum(self.splits)] if config.fused_qkv else self.splits
@@ -76,10 +76,28 @@ class Attention(nn.Module):
             q, k = (rotary(x, start, self.eps if self.qk_norm else None) for x in (q, k))
         elif self.qk_norm:
             q, k = rms_norm(q, self.eps), rms_norm(k, self.eps)
+        if self.key_offset:
+            k = offset_keys(k, plan.opens, cache)
         if cache is not None:
             k, v = cache.extend(k, v)
         y_BHTK = attend(q, k, v, plan, self.scale)
         return self.output(y_BHTK.transpose(1, 2).reshape(B, T, -1)), own
+
+
+def offset_keys(k_BGTK: Tensor, opens_BT: Tensor, cache: LayerCache | None) -> Tensor:
+    """Keys whose still half is that of the token before: a token is found by what it followed.
+
+    One layer then copies what came after an earlier "this"; without the offset it takes two, one
+    to look back and one to match. Coordinate i turns with i + K/2, and of those pairs the second
+    half stands still. A token that opens a document keeps its own.
+    """
+    first = k_BGTK[:, :, :1] if cache is None or cache.newest is None else cache.newest
+    if cache is not None:
+        cache.newest = k_BGTK[:, :, -1:]
+    past_BGTK = torch.cat([first, k_BGTK[:, :, :-1]], dim=2)
+    past_BGTK = torch.where(opens_BT[:, None, :, None], k_BGTK, past_BGTK)
+    parts = zip(k_BGTK.chunk(4, dim=-1), past_BGTK.chunk(4, dim=-1), strict=True)
+    return torch.cat([(own, past)[i % 2] for i, (own, past) in enumerate(parts)], dim=-1)
 
 
 class MLP(nn.Module):

@@ -1,4 +1,4 @@
-"""Token tables: the embedding, learned positions, and the value embeddings of records 14 to 18.
+"""Token tables: the embedding, learned positions, pairs of tokens, and value embeddings.
 
 Value embeddings are extra token tables whose rows are mixed into the attention values of some
 layers. They cost no matrix multiplication. Which layer reads which table:
@@ -16,16 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speedrun.config.schema import ModelConfig
+from speedrun.model.cache import Cache
 
 
 class Table(nn.Module):
     """Rows looked up by token id; N(0, 1) unless it also serves as the head."""
 
-    zero = False
-
-    def __init__(self, rows: int, width: int, *, role: str, as_head: bool = False) -> None:
+    def __init__(
+        self, rows: int, width: int, *, role: str, as_head: bool = False, zero: bool = False
+    ) -> None:
         super().__init__()
-        self.role = role
+        self.role, self.zero = role, zero
+        if zero:
+            self.weight = nn.Parameter(torch.zeros(rows, width))
+            return
         weight = torch.empty(rows, width)
         bound = width**-0.5
         # A tied table must be a usable head, so it takes the linear layers' small uniform start.
@@ -33,6 +37,30 @@ class Table(nn.Module):
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         return F.embedding(ids_BT, self.weight)
+
+
+def tokens_before(ids_BT: Tensor, opens_BT: Tensor, cache: Cache | None) -> Tensor:
+    """The token before each; -1 where a row or document opens and there is none."""
+    first_B1 = ids_BT[:, :1] if cache is None else cache.newest_B1.to(ids_BT.dtype)
+    before_BT = torch.cat([first_B1, ids_BT[:, :-1]], dim=1)
+    return before_BT.masked_fill(opens_BT, -1)
+
+
+class Bigrams(nn.Module):
+    """A row for each pair of neighbours, found by hash: what follows a pair needs no attention.
+
+    Different pairs may share a row. The table starts at zero, so it starts as if it were absent.
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.table = Table(rows, width, role="bigram", zero=True)
+
+    def forward(self, ids_BT: Tensor, before_BT: Tensor) -> Tensor:
+        last = len(self.table.weight) - 1
+        hashed = (36313 * ids_BT.long() ^ 27191 * before_BT.long()) % last
+        rows: Tensor = self.table(torch.where(before_BT < 0, last, hashed))
+        return rows
 
 
 def table_of_layer(config: ModelConfig) -> list[int | None]:

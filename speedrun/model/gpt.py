@@ -9,7 +9,6 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from speedrun.config.schema import ModelConfig
 from speedrun.model.attention import AttentionPlan
 from speedrun.model.block import Block
-from speedrun.model.cache import LayerCache
-from speedrun.model.embeddings import Table, ValueEmbeddings
+from speedrun.model.cache import Cache
+from speedrun.model.embeddings import Bigrams, Table, ValueEmbeddings, tokens_before
 from speedrun.model.fused import cross_entropy, rms_norm, softcap
 from speedrun.model.linear import Linear, Norm
 from speedrun.model.rotary import Rotary
@@ -36,6 +35,7 @@ class GPT(nn.Module):
         rows = padded if config.pad_embeddings or config.tied_head else vocab_size
         table_role = "head" if config.tied_head else "embedding"
         self.embedding = Table(rows, config.width, role=table_role, as_head=config.tied_head)
+        self.bigrams = Bigrams(config.bigram_rows, config.width) if config.bigram_rows else None
         learned = config.positions == "learned"
         self.positions = Table(length, config.width, role="embedding") if learned else None
         half = config.positions == "half-rotary"
@@ -57,26 +57,30 @@ class GPT(nn.Module):
         ids_BT: Tensor,
         plan: AttentionPlan,
         targets_BT: Tensor | None = None,
-        caches: Sequence[LayerCache | None] | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Mean loss in nats per token, or the logits when there are no targets."""
-        caches = caches or [None] * len(self.blocks)
         x = self.embedding(ids_BT)
         if self.positions is not None:
-            start = 0 if caches[0] is None else caches[0].length
+            start = 0 if cache is None else cache.length
             x = x + self.positions.weight[start : start + ids_BT.size(1)]
+        if self.bigrams is not None:
+            x = x + self.bigrams(ids_BT, tokens_before(ids_BT, plan.opens, cache))
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)
         x0, others = x, self.value_embeddings(ids_BT)
+        layers = [None] * len(self.blocks) if cache is None else cache.layers
         encoded: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             if self.skips is not None and layer >= len(self.skips):
                 x = x + self.skips[layer - len(self.skips)] * encoded.pop()
-            x, values = block(x, x0, others[layer], self.rotary, plan, caches[layer])
+            x, values = block(x, x0, others[layer], self.rotary, plan, layers[layer])
             if self.skips is not None and layer < len(self.skips):
                 encoded.append(x)
             if self.config.value_residual and layer == 0:
                 others = [values] * len(self.blocks)
+        if cache is not None:
+            cache.take(ids_BT)
         x = self.norm(x)
         if targets_BT is None:
             return self.logits(x)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from speedrun.config.schema import BLOCK, TOKEN_UNIT, Config
-from speedrun.model.attention import AttentionPlan, choose_backend, plan_attention
+from speedrun.model.attention import AttentionPlan, choose_backend, opening, plan_attention
 from speedrun.model.mask import WindowRule, first_key
 from speedrun.optim.schedules import window_blocks, window_tokens
 
@@ -71,4 +71,4 @@ class Attention:
         key_T = torch.arange(T, device=documents_BT.device)
         query_T1 = torch.arange(T - queries, T, device=documents_BT.device)[:, None]
         mask_BQT = (key_T >= first_BT) & (key_T <= query_T1)
-        return AttentionPlan("dense", mask_BQT[:, None])
+        return AttentionPlan("dense", mask_BQT[:, None], opening(documents_BT)[:, -queries:])

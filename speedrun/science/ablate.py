@@ -42,6 +42,8 @@ OFF: dict[str, tuple[str, ...]] = {
     "U-net skips": ("model.unet_skips=false",),
     "half-truncated rotary": ("model.positions=rotary",),
     "layer without attention": ("model.attention_free=[]",),
+    "key offset": ("model.key_offset=false",),
+    "bigram table": ("model.bigram_rows=0",),
 }
 METRICS = ("val_loss", "tokens_to_target", "seconds_to_target")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from speedrun.config.schema import Config
 from speedrun.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from speedrun.errors import RunError
-from speedrun.model.cache import empty_caches
+from speedrun.model.cache import Cache
 from speedrun.model.gpt import GPT
 from speedrun.model.window import Attention
 from speedrun.train import checkpoint
@@ -34,7 +34,7 @@ class Writer:
 
     def _forget(self, keep: int) -> list[int]:
         kept, self._ids = self._ids[len(self._ids) - keep :], []
-        self._caches = empty_caches(
+        self._cache = Cache(
             self._sizes.layers, 1, self._sizes.groups, self._model.length, self._sizes.size_of_head
         )
         return kept
@@ -49,7 +49,7 @@ class Writer:
         plan = self._attention.plan_last(
             torch.zeros(1, len(self._ids), dtype=torch.int32), len(ids)
         )
-        logits_BTV = self._model(torch.tensor([ids]), plan, caches=self._caches)
+        logits_BTV = self._model(torch.tensor([ids]), plan, cache=self._cache)
         last: Tensor = logits_BTV[0, -1, : self._model.vocab_size].float()
         return last
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from speedrun.disk import flush
 from speedrun.errors import RunError
 
 META = "checkpoint.json"
@@ -57,15 +57,6 @@ def folders(root: Path) -> list[Path]:
     """Folders that bear a checkpoint's name, by step; whether they are whole is `read`'s to say."""
     named = (path for path in root.glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name))
     return sorted(named, key=step_of)
-
-
-def flush(path: Path) -> None:
-    """Force a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sha256(path: Path) -> str:

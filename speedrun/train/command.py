@@ -179,7 +179,7 @@ def print_result(config: Config, run: RunFolder, summary: dict[str, Any]) -> Non
             "training time",
             f"{summary['train_seconds']:.1f} s ({summary['tokens_per_second']:,.0f} tokens/s)",
         ),
-        ("wall time", f"{summary['wall_seconds']:.1f} s since the process began"),
+        ("wall time", f"{summary['wall_seconds']:.1f} s, from the start of the process"),
         ("peak memory", size_text(summary["peak_memory_bytes"])),
     ]
     if summary["val_loss"] is not None:

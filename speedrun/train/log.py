@@ -14,7 +14,6 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.hardware import memory_available, memory_bytes
-from speedrun.train.clock import Clock
 from speedrun.train.health import Agreement
 from speedrun.train.validate import Validation
 
@@ -129,7 +128,7 @@ class Log:
             "step": progress.step,
             "tokens": progress.step * self._config.batch.tokens,
             "seconds": round(progress.seconds, 6),
-            "wall_seconds": round(Clock.wall(), 3),
+            "wall_seconds": round(progress.wall, 3),
         }
 
     def _view(self, progress: Progress) -> StepView:

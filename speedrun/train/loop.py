@@ -34,6 +34,7 @@ class Progress:
     step: int = 0  # updates done or skipped
     batch: int = 0  # global batches taken; ahead of `step` only after a rewind
     seconds: float = 0.0
+    earlier_wall: float = 0.0  # wall seconds of the processes this run was resumed from
     val_step: int = -1
     val_loss: float | None = None
     val_bpb: float | None = None
@@ -48,14 +49,20 @@ class Progress:
         self.val_step, self.val_loss, self.val_bpb = self.step, result.loss, result.bits_per_byte
         if self.tokens_to_target is None and target and result.loss <= target:
             self.tokens_to_target, self.seconds_to_target = tokens, self.seconds
-            self.wall_seconds_to_target = Clock.wall()
+            self.wall_seconds_to_target = self.wall
 
     def finished(self, config: Config) -> bool:
         early = config.train.stop == "target" and self.tokens_to_target is not None
         return early or self.step >= config.steps
 
+    @property
+    def wall(self) -> float:
+        """Wall seconds so far, of all the processes whose work is still there."""
+        return self.earlier_wall + Clock.wall()
+
     def plain(self) -> dict[str, Any]:
-        return asdict(self)
+        """To be saved; to the process that loads it, this one is an earlier one."""
+        return {**asdict(self), "earlier_wall": self.wall}
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:

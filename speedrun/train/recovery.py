@@ -84,9 +84,9 @@ class Recovery:
         found = found or checkpoint.read(folder, verify=False)
         restore(parts, found)
         self._log.event("rewind", step=step, from_step=progress.step, batch=progress.batch)
-        # All is as it was saved, but for the data, the clock and the count of rewinds.
+        # All is as it was saved, but for the data, the clocks and the count of rewinds.
         saved = {**found.meta["progress"], "nonfinite": 0, "rewinds": progress.rewinds + 1}
-        for key in saved.keys() - {"batch", "seconds"}:
+        for key in saved.keys() - {"batch", "seconds", "earlier_wall"}:
             setattr(progress, key, saved[key])
         parts.world.barrier()  # all have read it before any of them is removed
         keeper.forget_after(step)

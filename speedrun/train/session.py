@@ -15,7 +15,6 @@ from speedrun.config.schema import Config
 from speedrun.errors import RunError
 from speedrun.hardware import matmul_flops
 from speedrun.train import checkpoint
-from speedrun.train.clock import Clock
 from speedrun.train.environment import environment
 from speedrun.train.estimate import flops_per_token
 from speedrun.train.keeper import NEVER, Every, Keeper
@@ -157,7 +156,7 @@ def summarize(config: Config, parts: Parts, progress: Progress, code: int) -> di
         "steps": progress.step,
         "tokens": tokens,
         "train_seconds": progress.seconds,
-        "wall_seconds": Clock.wall(),
+        "wall_seconds": progress.wall,
         "val_loss": progress.val_loss,
         "val_bpb": progress.val_bpb,
         "val_tokens": config.validation.tokens,

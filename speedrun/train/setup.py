@@ -125,7 +125,7 @@ def build_optimizer(model: GPT, config: Config) -> CombinedOptimizer:
     """Muon or Adam for the hidden matrices, Adam for the rest, by the roles the model gives."""
     rules: dict[str, Rule] = {
         role: AdamRule(**getattr(config.optimizer, role).model_dump())
-        for role in ("hidden", "embedding", "value_embedding", "head", "scalar")
+        for role in ("hidden", "embedding", "value_embedding", "bigram", "head", "scalar")
     }
     rules["qkv"] = rules["hidden"]
     if config.optimizer.kind == "muon":
@@ -239,7 +239,7 @@ def prepare(config: Config, folder: Path, world: World, start: int = 0) -> Parts
     )
     notes += [
         f"device {device}, {world.size} x {torch.get_num_threads()} threads, {microbatches} "
-        "forward passes a step",
+        f"forward pass{'es' if microbatches > 1 else ''} a step",
         f"precision {str(dtype).removeprefix('torch.')}: {precision}",
         f"attention {attention.backend}: {attention.reason}",
         f"torch.compile: {compiled}",

@@ -22,6 +22,7 @@ from speedrun.data.shards import Dataset, read_tokens
 from speedrun.data.staging import locked_folder
 from speedrun.data.tokenizer import BpeTokenizer, TokenIds, train_bpe
 from speedrun.errors import ConfigError, DataError
+from tests.waiting import PATIENCE, wait_for
 
 WORDS = Path(json.__file__).with_name("decoder.py").read_text().split()
 BUILD = """
@@ -214,16 +215,22 @@ def test_sources_that_change_under_way_are_noticed(tmp_path: Path) -> None:
     assert build_dataset([str(path)], tmp_path / "out", "byte").splits["train"].tokens
 
 
+def waits_for_a_lock(pid: int) -> bool:
+    """The kernel marks those who wait: `3: -> FLOCK ADVISORY WRITE <pid> ...`."""
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(words[1] == "->" and words[5] == str(pid) for words in lines)
+
+
 def test_two_builds_at_once(tmp_path: Path) -> None:
     path = write_stories(tmp_path / "a.jsonl", 50)
     with locked_folder(tmp_path / "out.partial", wait=False):
         with pytest.raises(DataError, match="in use by another process"):
             build_dataset([str(path)], tmp_path / "out", "byte")
         waiting = subprocess.Popen(child([path], tmp_path / "out", "byte", wait=True))
-        time.sleep(0.5)
+        wait_for(lambda: waits_for_a_lock(waiting.pid), "a wait for the lock")
         assert waiting.poll() is None
         assert not (tmp_path / "out").exists()
-    assert waiting.wait(timeout=30) == 0
+    assert waiting.wait(timeout=PATIENCE) == 0
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
 
 
@@ -238,7 +245,7 @@ def test_default_dataset_is_built_once_by_several_processes(
     )
     command = [sys.executable, "-c", code, str(path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = {process.communicate(timeout=60)[0] for process in running}
+    answers = {process.communicate(timeout=PATIENCE)[0] for process in running}
     assert len(answers) == 1
     folder = Path(answers.pop().strip())
     assert list((tmp_path / "home/datasets").iterdir()) == [folder]
@@ -251,23 +258,21 @@ def test_default_dataset_is_built_once_by_several_processes(
     assert default_dataset([str(path)], "bpe:300") != folder
 
 
-def killed_builds(
-    command: list[str], out: Path, whole: dict[str, bytes], moments: list[float]
-) -> int:
-    """Kill a build after each of `moments` seconds, then let it end; how many kills found it."""
+def killed_builds(command: list[str], out: Path, whole: dict[str, bytes], when: list[int]) -> int:
+    """Kill a build once it has each number of files of `when`, then let it end; kills that hit."""
+    partial = out.with_name(out.name + ".partial")
     killed = 0
-    for moment in moments:
+    for files in when:
         process = subprocess.Popen(command)
-        try:
-            process.wait(timeout=moment)
-        except subprocess.TimeoutExpired:
+        while process.poll() is None and len(list(partial.glob("*"))) < files:
+            time.sleep(0.001)
+        if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
         if out.exists():
             assert contents(out) == whole, "a half-made dataset has the real name"
             return killed
-        partial = out.with_name(out.name + ".partial")
         if partial.exists() and not (partial / "manifest.json").exists():
             with pytest.raises(DataError):
                 Dataset.open(partial)
@@ -278,9 +283,7 @@ def killed_builds(
 
 def test_a_killed_build_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     path = write_stories(tmp_path / "a.jsonl", 3000)
-    started = time.monotonic()
     subprocess.run(child([path], tmp_path / "whole", "bpe:600", shard_tokens=40_000), check=True)
-    seconds = time.monotonic() - started
     whole = contents(tmp_path / "whole")
     assert len(whole) > 12
     draw = random.Random(0)
@@ -288,8 +291,7 @@ def test_a_killed_build_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> No
     for attempt in range(2):
         out = tmp_path / f"out{attempt}"
         command = child([path], out, "bpe:600", shard_tokens=40_000)
-        moments = [draw.uniform(0.3, 1.0) * seconds for _ in range(3)]
-        killed += killed_builds(command, out, whole, moments)
+        killed += killed_builds(command, out, whole, [1, *draw.sample(range(2, len(whole)), 2)])
     assert killed, "no kill hit a running build"
     assert not list(tmp_path.glob("*.partial"))
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speedrun.config.schema import ModelConfig
-from speedrun.model.attention import AttentionPlan, plan_attention
+from speedrun.model.attention import AttentionPlan, attend, plan_attention
+from speedrun.model.block import offset_keys
 from speedrun.model.embeddings import table_of_layer
 from speedrun.model.gpt import GPT
 from speedrun.model.rotary import Rotary, frequencies
@@ -128,6 +130,7 @@ SWITCH_SETS: list[dict[str, Any]] = [
     {"positions": "half-rotary", "value_residual": True, "kv_heads": 2, "attention_free": (1,)},
     {"fused_qkv": True, "kv_heads": 1, "head_dim": 32, "attention_output_factor": "depth"},
     {"value_embeddings": "ends", "value_tables": 1, "value_weights": "pair", "qk_norm": False},
+    {"positions": "half-rotary", "key_offset": True, "bigram_rows": 50, "kv_heads": 2},
 ]  # fmt: skip
 
 
@@ -288,3 +291,53 @@ def test_padding_rows_are_ordinary_logits() -> None:
     assert GPT(small(vocab_multiple=1), V, T).head.weight.size(0) == V  # type: ignore[union-attr]
     narrow = GPT(small(pad_embeddings=False), V, T)
     assert narrow.embedding.weight.size(0) == V
+
+
+def test_a_bigram_row_is_found_by_the_pair_and_starts_at_zero() -> None:
+    rows = 50
+    model, plain = lively(bigram_rows=rows), lively()
+    table = model.bigrams.table.weight  # type: ignore[union-attr]
+    assert not table.any()
+    ids, documents = ids_of(), torch.zeros(1, T, dtype=torch.int32)
+    documents[:, 100:] = 1
+    given: list[Tensor] = []
+    model.bigrams.register_forward_hook(lambda *seen: given.append(seen[2]))  # type: ignore[union-attr]
+    with torch.no_grad():
+        plain.load_state_dict({k: v for k, v in model.state_dict().items() if "bigrams" not in k})
+        assert torch.equal(model(ids, plan(documents)), plain(ids, plan(documents)))
+        table.normal_()
+        model(ids, plan(documents))
+    for t in range(T):
+        pair = (36313 * int(ids[0, t])) ^ (27191 * int(ids[0, t - 1]))
+        row = rows - 1 if t in (0, 100) else pair % (rows - 1)
+        assert torch.equal(given[1][0, t], table[row])
+
+
+def test_key_offset_takes_the_still_half_from_the_token_before() -> None:
+    opens = torch.zeros(1, 9, dtype=torch.bool)
+    opens[0, 0] = opens[0, 5] = True
+    k = torch.randn(1, 2, 9, 16)
+    moved = offset_keys(k, opens, None)
+    still = frequencies(16, half=True).repeat(2) == 0
+    for t in range(9):
+        source = t if opens[0, t] else t - 1
+        assert torch.equal(moved[:, :, t, still], k[:, :, source, still])
+        assert torch.equal(moved[:, :, t, ~still], k[:, :, t, ~still])
+
+
+def test_one_layer_with_key_offset_can_copy_what_followed() -> None:
+    """An induction head by hand: queries and keys are the token, values are the token too."""
+    V, K = 32, 128
+    codes = torch.randn(V, K)
+    codes[:, frequencies(K, half=True).repeat(2) != 0] = 0  # match by content alone
+    ids = torch.randperm(V)
+    ids = torch.cat([ids, ids[:20]])
+    x = codes[ids][None, None]
+    documents = torch.zeros(1, len(ids), dtype=torch.int32)
+    found = {}
+    for name, k in (("offset", offset_keys(x, plan(documents).opens, None)), ("plain", x)):
+        seen = attend(x, k, F.one_hot(ids, V).float()[None, None], plan(documents), 1.0)
+        guess = seen[0, 0, V + 1 : -1].argmax(-1)  # the first token has none before
+        found[name] = (guess == ids[V + 2 :]).float().mean().item()
+    assert found["offset"] == 1.0
+    assert found["plain"] < 0.2

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speedrun.optim.errors import OptimError
@@ -112,6 +112,7 @@ def test_blocks_cover_the_token_window_at_every_step() -> None:
         assert window_blocks(step, 1480) == -(-window_tokens(step, 1480) // 128)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.data())
 def test_any_run_length_stays_in_bounds(total: int, data: st.DataObject) -> None:
     warmup = data.draw(st.integers(0, total))

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from speedrun.config.resolve import resolve
 from speedrun.report.page import build_page
 from speedrun.report.page.watch import Server, Source
 from speedrun.train.run import RunFolder
+from tests.waiting import PATIENCE, wait_for
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -38,6 +38,11 @@ for fd, place in zip(copies, (3, 4)):
     os.dup2(fd, place)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+# A figure is drawn in the frame after the one that finds its width.
+FRAMES = """new Promise((done) => {
+  let left = 4;
+  (function next() { left-- ? requestAnimationFrame(next) : done(); })();
+})"""
 KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Tab": 9, "Enter": 13}
 
 
@@ -62,10 +67,11 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            assert select.select([self._in], [], [], 60)[0], "the browser is silent"
+            assert select.select([self._in], [], [], PATIENCE)[0], "the browser is silent"
             piece = os.read(self._in, 1 << 16)
             assert piece, "the browser is gone"
             self._buffer += piece
@@ -87,15 +93,17 @@ class Browser:
             self.events.append(answer)
 
     def js(self, text: str) -> Any:
+        """The value of `text`; what it sets off is drawn before this returns."""
         found = self.call("Runtime.evaluate", expression=text, returnByValue=True)
         assert "exceptionDetails" not in found, found
+        self.settle()
         return found["result"].get("value")
 
-    def until(self, text: str, seconds: float = 20.0) -> None:
-        end = time.monotonic() + seconds
-        while not self.js(text):
-            assert time.monotonic() < end, f"never true: {text}"
-            time.sleep(0.05)
+    def settle(self) -> None:
+        self.call("Runtime.evaluate", expression=FRAMES, awaitPromise=True)
+
+    def until(self, text: str) -> None:
+        wait_for(lambda: bool(self.js(text)), text)
 
     def open(
         self, address: str, *, width: int = 1200, dark: bool = False, offline: bool = True
@@ -106,8 +114,14 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900,
                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
         self.media("", dark)
-        self.call("Page.navigate", url=address)
-        self.until(f"document.readyState === 'complete' && location.href === {json.dumps(address)}")
+        loader = self.call("Page.navigate", url=address)["loaderId"]
+        while not self._loaded(loader):  # the page before may have the same address
+            self.events.append(self._receive())
+        self.settle()
+
+    def _loaded(self, loader: str) -> bool:
+        news = [e["params"] for e in self.events if e.get("method") == "Page.lifecycleEvent"]
+        return any(one["loaderId"] == loader and one["name"] == "load" for one in news)
 
     def media(self, kind: str, dark: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -117,6 +131,7 @@ class Browser:
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
                       windowsVirtualKeyCode=KEYS[key])  # fmt: skip
+        self.settle()
 
     def problems(self) -> list[Any]:
         """Exceptions, console errors and warnings, and every request but for the page itself."""
@@ -138,7 +153,7 @@ class Browser:
 
     def close(self) -> None:
         self.call("Browser.close")
-        self._process.wait(20)
+        self._process.wait(PATIENCE)
         os.close(self._out)
         os.close(self._in)
 

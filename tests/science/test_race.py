@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,10 @@ from speedrun.science.ablate import ablate, effects, family, techniques
 from speedrun.science.race import race, statistics
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
+from tests.waiting import PATIENCE, wait_for
 
 FAST = ("optimizer.head.lr=0.03", "train.target=4.9", "validation.every=2", "train.steps=12")
+LONG = ("train.target=1.45", "validation.every=5", "train.steps=120")  # some 70 to the target
 
 
 Losses = dict[str, list[float | None]]
@@ -76,10 +77,13 @@ def test_a_race_counts_what_its_runs_logged_and_never_repeats_them(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path) -> None:
+    """Killed in the third of its four runs, after a step and long before the target."""
+    settings = [*words(tiny_dataset), *LONG]
     command = [sys.executable, "-m", "speedrun", "race", "modern", "modern-cosine", "--seeds", "2",
                "--out", str(tmp_path / "race")]  # fmt: skip
-    for word in words(tiny_dataset):
+    for word in settings:
         command += ["--set", word]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert child.stdout is not None
@@ -87,17 +91,22 @@ def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path) -> None:
     for line in child.stdout:
         seen += line
         if line.startswith("[3/4]"):
-            time.sleep(3)
             break
+
+    def begun() -> bool:
+        runs = (tmp_path / "race/runs").glob("modern-s1-*")
+        return any(RunFolder(run).read_metrics("train") for run in runs)
+
+    wait_for(begun, "a step of the third run")
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     assert seen.count("running") == 3
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("found finished") == 2
     cut = json.loads((tmp_path / "race/race.json").read_text())
     whole = race(["modern", "modern-cosine"], "nano", 2, tmp_path / "whole",
-                 overrides=words(tiny_dataset), say=lambda _: None)  # fmt: skip
+                 overrides=settings, say=lambda _: None)  # fmt: skip
     assert strip_times(cut) == strip_times(whole)
     assert (tmp_path / "race/race.html").stat().st_size < 5_000_000
 

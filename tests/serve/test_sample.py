@@ -22,6 +22,7 @@ EVERYTHING = (
     "model.layers=4", "model.kv_heads=1", "model.x0_mixing=true", "model.value_embeddings=ends",
     "model.value_tables=1", "model.value_weights=pair", "model.unet_skips=true",
     "model.attention_free=[2]", "model.positions=half-rotary", "model.softcap=15.0",
+    "model.key_offset=true", "model.bigram_rows=500",
     "model.zero_init_projections=false", "model.zero_init_head=false", "batch.length=512",
     "batch.tokens=1024", "validation.tokens=1024", "attention.documents=true",
 )  # fmt: skip

@@ -11,34 +11,54 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
+from speedrun.disk import flush
+from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
 from speedrun.train.world import World
+from tests.waiting import PATIENCE
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["speedrun.train.session", "tests.train.children"])
 
 
-def speedrun(words: Sequence[str | Path], output: Path) -> BaseProcess:
-    """`speedrun WORDS` in a child, its stdout and stderr appended to `output`."""
-    child = SERVER.Process(target=_main, args=([str(word) for word in words], output))
+def speedrun(words: Sequence[str | Path], output: Path, hold: int | None = None) -> BaseProcess:
+    """`speedrun WORDS` in a child, its stdout and stderr appended to `output`.
+
+    The checkpoint of step `hold` stays half-written, so training comes to the next one at most.
+    """
+    child = SERVER.Process(target=_main, args=([str(word) for word in words], output, hold))
     child.start()
     return child
 
 
-def _main(words: list[str], output: Path) -> None:
+def _main(words: list[str], output: Path, hold: int | None) -> None:
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     sys.argv = ["speedrun", *words]
+    if hold is not None:
+        _hold(hold)
     from speedrun.cli import main
 
     main()
+
+
+def _hold(step: int) -> None:
+    """From now on, the checkpoint of `step` stops after its first file."""
+
+    def held(path: Path) -> None:
+        flush(path)
+        if path.parent.name == f".step-{step:06d}.partial":
+            time.sleep(PATIENCE)
+
+    mock.patch.object(checkpoint, "flush", held).start()
 
 
 def on_ranks(size: int, job: Callable[..., None], folder: Path, *arguments: Any) -> None:
@@ -51,8 +71,9 @@ def on_ranks(size: int, job: Callable[..., None], folder: Path, *arguments: Any)
     ]
     for process in ranks:
         process.start()
+    deadline = time.monotonic() + PATIENCE
     for process in ranks:
-        process.join(120)
+        process.join(max(0.0, deadline - time.monotonic()))
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
@@ -69,13 +90,6 @@ def _rank(
         job(World(rank, size, size, torch.device("cpu")), *arguments)
     finally:
         World.leave()
-
-
-def wait_for(happened: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"{what} did not happen in {seconds:.0f} s"
-        time.sleep(0.01)
 
 
 def steps_logged(folder: Path) -> int:

@@ -25,6 +25,7 @@ from speedrun.train.loop import Progress
 from speedrun.train.run import RunFolder
 from speedrun.train.session import Options, run_training
 from speedrun.train.world import World
+from tests.waiting import wait_for
 
 Make = Callable[..., Config]
 Tensors = dict[str, torch.Tensor]
@@ -261,13 +262,24 @@ def fill(disk: Path) -> None:
             file.write(b"x")
 
 
+def wait_for_checkpoint(run: Path, step: int) -> None:
+    """It is written behind the steps that follow it."""
+    rows = RunFolder(run).read_metrics
+    wait_for(lambda: step in [row["step"] for row in rows("checkpoint")], f"checkpoint {step}")
+
+
 def test_a_full_disk_costs_a_checkpoint_not_the_run(
     tiny: Make, tmp_path: Path, small_disk: Path
 ) -> None:
     """Full from step 5 to step 9."""
     config = tiny("train.steps=12")
-    watcher = Watcher({5: lambda: fill(small_disk), 10: (small_disk / "ballast").unlink})
     run = small_disk / "run"
+
+    def fill_up() -> None:
+        wait_for_checkpoint(run, 4)
+        fill(small_disk)
+
+    watcher = Watcher({5: fill_up, 10: (small_disk / "ballast").unlink})
     train(config, run, watcher, checkpoint_every=Every(steps=2))
     records = RunFolder(run)
     failed = [row["step"] for row in records.read_metrics("checkpoint_failed")]
@@ -307,7 +319,12 @@ def test_a_disk_full_to_the_end_keeps_the_older_checkpoint(
     tiny: Make, tmp_path: Path, small_disk: Path
 ) -> None:
     config, run = tiny(), small_disk / "run"
-    watcher = Watcher({5: lambda: fill(small_disk)})
+
+    def fill_up() -> None:
+        wait_for_checkpoint(run, 4)
+        fill(small_disk)
+
+    watcher = Watcher({5: fill_up})
     with pytest.raises(RunError, match=r"came to step 8, but checkpoint .* could not be written"):
         train(config, run, watcher, checkpoint_every=Every(steps=4))
     found, skipped = checkpoint.latest(run / "checkpoints")
@@ -342,6 +359,7 @@ def test_a_folder_that_turns_read_only_keeps_the_older_checkpoint(
     run = small_disk / "run"
 
     def protect() -> None:
+        wait_for_checkpoint(run, 4)
         folder = str(run / "checkpoints")
         subprocess.run(["mount", "--bind", folder, folder], check=True)
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from speedrun.config.schema import Config
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
 from tests.train import jobs
-from tests.train.children import on_ranks, steps_logged, wait_for
+from tests.train.children import on_ranks, steps_logged
+from tests.waiting import PATIENCE, wait_for
 
 Make = Callable[..., Config]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -120,9 +120,7 @@ def test_ranks_give_up_together_with_one_report(tiny: Make, tmp_path: Path) -> N
 
 
 def test_a_mistake_on_one_rank_ends_all_without_a_hang(tiny: Make, tmp_path: Path) -> None:
-    begun = time.monotonic()
-    on_ranks(2, jobs.fail_before_training, tmp_path, tiny(), tmp_path)
-    assert time.monotonic() - begun < 60
+    on_ranks(2, jobs.fail_before_training, tmp_path, tiny(), tmp_path)  # fails if a rank hangs
     assert not (tmp_path / "run").exists()  # nothing half-made
 
 
@@ -134,7 +132,7 @@ def words(dataset: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_dead_rank_takes_the_job_down_in_seconds(tiny_dataset: Path, tmp_path: Path) -> None:
+def test_a_dead_rank_takes_the_job_down(tiny_dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = subprocess.Popen(
         [sys.executable, "-m", "speedrun",
@@ -143,10 +141,12 @@ def test_a_dead_rank_takes_the_job_down_in_seconds(tiny_dataset: Path, tmp_path:
     )  # fmt: skip
     wait_for(lambda: steps_logged(run) > 2, "a step")
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    # Of two that end at once, torchrun may name either: rank 0 waits until it knows of rank 1.
+    os.kill(int(children[0]), signal.SIGSTOP)
     os.kill(int(children[1]), signal.SIGKILL)
-    begun = time.monotonic()
-    _, errors = job.communicate(timeout=60)
-    assert time.monotonic() - begun < 20
+    wait_for(lambda: not Path(f"/proc/{children[1]}").exists(), "torchrun's notice")
+    os.kill(int(children[0]), signal.SIGCONT)
+    _, errors = job.communicate(timeout=PATIENCE)  # gloo itself would wait for half an hour
     assert job.returncode == 1
     assert "rank 1 ended first, with signal 9" in errors
     assert "rank 0 stops because another rank has gone" in errors
@@ -164,11 +164,12 @@ def test_signals_to_the_parent_reach_the_ranks(tiny_dataset: Path, tmp_path: Pat
     run = RunFolder(folder)
     wait_for(lambda: steps_logged(folder) > 2, "a step")
     job.send_signal(signal.SIGUSR1)
-    wait_for(lambda: len(run.read_metrics("checkpoint")) == 1, "a checkpoint")
+    # The ranks may be a step apart when the signal meets them, and save twice.
+    wait_for(lambda: len(run.read_metrics("checkpoint")) > 0, "a checkpoint")
     saved = steps_logged(folder)
     wait_for(lambda: steps_logged(folder) > saved, "another step")
     job.send_signal(signal.SIGTERM)
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 143, errors
     assert "Traceback" not in errors
     summary = run.read_summary()
@@ -183,7 +184,7 @@ def test_torchrun_itself_starts_ranks(tiny: Make, tiny_dataset: Path, tmp_path: 
     start = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "speedrun"]
     done = subprocess.run(
         [*start, *words(tiny_dataset, tmp_path / "theirs")],
-        env=ENV, capture_output=True, text=True, timeout=120,
+        env=ENV, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "2 x 1 threads" in done.stdout
@@ -225,7 +226,7 @@ def test_two_hosts_train_one_model(
 ) -> None:
     """torchrun's rendezvous between hosts that can reach each other by their addresses alone."""
     on_ranks(2, jobs.train, tmp_path, tiny(), tmp_path / "one-host")
-    port = 20000 + os.getpid() % 20000
+    port = 20000 + os.getpid() % 12000  # below those that the system gives out
     agents = [
         subprocess.Popen(
             [*prefix, *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1",
@@ -238,7 +239,7 @@ def test_two_hosts_train_one_model(
         )
         for number, (prefix, address, interface) in enumerate(hosts)
     ]  # fmt: skip
-    outputs = [agent.communicate(timeout=150)[0] for agent in agents]
+    outputs = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     assert losses(tmp_path / "two-hosts") == losses(tmp_path / "one-host")
     assert json.loads((tmp_path / "two-hosts/summary.json").read_text())["world_size"] == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import time
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
@@ -199,32 +198,43 @@ def test_warm_up_leaves_no_trace(tiny: Make, tmp_path: Path) -> None:
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_the_clock_stands_still_while_paused() -> None:
+def test_the_clock_stands_still_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5.0
+    monkeypatch.setattr("speedrun.train.clock.time.perf_counter", lambda: now)
     clock = Clock(torch.device("cpu"), seconds=100.0)
     clock.start()
+    now = 6.0
+    assert clock.seconds == 101.0
     with clock.paused():
-        before = clock.seconds
-        time.sleep(0.05)
-        assert clock.seconds == before
-    time.sleep(0.05)
-    assert clock.seconds >= before + 0.05
+        now = 9.0
+        assert clock.seconds == 101.0
+    assert clock.seconds == 101.0
+    now = 11.0
+    assert clock.seconds == 103.0
 
 
 def test_every_step_is_timed_and_validation_and_checkpoints_are_not(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a clock that goes on only where this test says so."""
+    now = 10.0  # since the process began
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
     def slow_validation(*arguments: Any) -> Validation:
-        time.sleep(0.5)
+        pass_by(0.5)
         return validate(*arguments)
 
     def slow_export(self: Any) -> dict[str, Tensor]:
-        time.sleep(0.5)
+        pass_by(0.5)
         return export(self)
 
     honest = Parts.training_loss
 
     def slow_first(self: Parts, batch: Batch) -> Tensor:
-        time.sleep(0.5 if self.loader.position == 1 else 0.0)
+        pass_by(1.5 if self.loader.position == 1 else 1.0)
         return honest(self, batch)
 
     from speedrun.optim import CombinedOptimizer
@@ -233,15 +243,15 @@ def test_every_step_is_timed_and_validation_and_checkpoints_are_not(
     monkeypatch.setattr(CombinedOptimizer, "export_state", slow_export)
     monkeypatch.setattr(loop, "validate", slow_validation)
     monkeypatch.setattr(Parts, "training_loss", slow_first)
-    begun, before = time.perf_counter(), Clock.wall()
-    summary = run(tiny(), tmp_path / "run", checkpoint_every=Every(steps=4))
-    elapsed = time.perf_counter() - begun
+    monkeypatch.setattr(Clock, "_now", lambda _: now)
+    monkeypatch.setattr(Clock, "wall", staticmethod(lambda: now))
+    config = tiny("batch.microbatch=4")
+    summary = run(config, tmp_path / "run", checkpoint_every=Every(steps=4))
     rows = RunFolder(tmp_path / "run").read_metrics("train")
-    assert rows[0]["ms"] >= 500
-    assert sum(row["ms"] for row in rows) / 1000 == pytest.approx(rows[-1]["seconds"], abs=0.001)
-    assert summary["train_seconds"] == pytest.approx(rows[-1]["seconds"], abs=0.001)
-    assert elapsed - summary["train_seconds"] >= 2.5  # three validations, two checkpoints
-    assert summary["wall_seconds"] >= before + elapsed - 0.1
+    assert [row["ms"] for row in rows] == [1500.0] + [1000.0] * 7
+    assert rows[-1]["seconds"] == summary["train_seconds"] == 8.5
+    # A warm-up before, then three validations and two checkpoints.
+    assert summary["wall_seconds"] == 10.0 + 1.0 + 8.5 + 5 * 0.5
     assert all(row["wall_seconds"] > row["seconds"] for row in rows)
 
 

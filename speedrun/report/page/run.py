@@ -36,7 +36,7 @@ class RunData:
 def read_run(folder: RunFolder, points: int) -> RunData:
     """Read a run, finished or not; `points` limits its training curve."""
     config = folder.load_config()
-    rows = list(_continuous_wall(folder.read_metrics() if folder.metrics.exists() else []))
+    rows = list(_with_clocks(folder.read_metrics() if folder.metrics.exists() else []))
     summary = _read_json(folder.summary)
     train = _latest_by_step(rows, "train")
     val = _latest_by_step(rows, "val")
@@ -76,20 +76,12 @@ def _read_json(path: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _continuous_wall(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """A resumed process starts its wall clock anew; here the time of the earlier ones counts on.
-
-    Events carry no clock, so each is given that of the last row before it.
-    """
-    before = last = 0.0
+def _with_clocks(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Events carry no clock, so each is given that of the last row before it."""
     where: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "wall_seconds": 0.0}
     for row in rows:
-        if row["kind"] == "resume":
-            before = last
-        wall = row.get("wall_seconds")
-        if wall is not None:
-            last = before + wall
-            where = {"tokens": row["tokens"], "seconds": row["seconds"], "wall_seconds": last}
+        if "wall_seconds" in row:
+            where = {key: row[key] for key in where}
         yield {**row, **where}
 
 

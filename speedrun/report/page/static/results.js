@@ -30,7 +30,7 @@ function plainCards(D, rows, axis) {
     const row = rows && rows[D.race.groups.indexOf(index)];
     const rate = several(D) ? null : mean((run) => run.summary.tokens_per_second);
     const size = several(D) ? null : runs[0].summary.params;
-    const seeds = runs.length > 1 ? `, mean of ${plural(runs.length, "seed")}` : "";
+    const seeds = runs.length > 1 ? `, mean of ${plural(runs.length, "run")}` : "";
     return [
       known(final) ? card(index, group.label, loss(final), `last validation loss${seeds}`) : null,
       row && known(row.mean) ? card(index, `to ${D.race.target}`, axis.form(row.mean), axis.noun) : null,
