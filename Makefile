@@ -17,7 +17,7 @@ setup: .venv/ready
 
 # The main job: train a small GPT on this machine's Python library, then let it write.
 run: setup
-	$(BIN)/speedrun train record-18 --track nano $(ARGS)
+	$(BIN)/speedrun train best --track nano $(ARGS)
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
