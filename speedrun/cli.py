@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Train GPTs as fast as the hardware allows, measure it honestly, and show it.",
-    epilog="Start with:  speedrun train record-18 --track nano",
+    epilog="Start with:  speedrun train best --track nano",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -56,7 +56,7 @@ def _main(
 ) -> None: ...
 
 
-@app.command(epilog="Example:  speedrun train record-18 --track nano --seed 1 model.layers=6")
+@app.command(epilog="Example:  speedrun train best --track nano --seed 1 model.layers=6")
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe name or path; none with --resume.")] = "",
     overrides: Overrides = None,
@@ -228,7 +228,7 @@ def download(
 Seeds = Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)]
 
 
-@app.command(epilog="Example:  speedrun race baseline record-03 record-18 --track nano --seeds 3")
+@app.command(epilog="Example:  speedrun race baseline record-18 best --track nano --seeds 3")
 def race(
     recipes: Annotated[list[str], typer.Argument(help="Recipe names or paths.")],
     track: Track = "nano",

@@ -23,7 +23,7 @@ TINY = "".join(f" --set {word}" for word in (
     "model.width=64", "model.heads=2", "batch.tokens=1024", "validation.tokens=1024",
     "train.steps=2",
 ))  # fmt: skip
-RACE = "speedrun race baseline record-03 record-18 --track nano --seeds 3"
+RACE = "speedrun race baseline record-03 record-18 best --track nano --seeds 3"
 ABLATE = (
     "speedrun ablate record-18 --track nano --seeds 4 "
     "--switch model.softcap=30.0 --switch model.softcap=0.0"

@@ -2,7 +2,7 @@
 
     masks    attention under a window counted in tokens (records 13 to 15) and in blocks (16 to 18)
     gather   a Muon step on two ranks, its all_gather asynchronous and waited for at once
-    loader   a training step with batches made ahead and with batches made in the step
+    loader   making a batch in the step, as a share of the step, and waiting for one made ahead
     Muon     a training step of record 3 against one of record 2, and the optimizers' memory
 
 Rivals take turns in one process (the ranks in two) and medians are compared.
@@ -14,6 +14,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -26,11 +27,13 @@ from torch import Tensor
 from speedrun.bench.attention import HEADS, WIDTH, inputs, interleaved, mixed_documents
 from speedrun.bench.step import nano_config, nano_parts, step_seconds
 from speedrun.config.resolve import resolve
+from speedrun.data.loader import Loader
 from speedrun.data.shards import PUBLIC_VOCAB
+from speedrun.errors import RunError
 from speedrun.model.attention import attend, plan_attention
 from speedrun.model.gpt import GPT
 from speedrun.optim.walk import all_gather
-from speedrun.train.setup import build_optimizer
+from speedrun.train.setup import Parts, build_optimizer
 
 TOKENS, BLOCKS = 16_384, 14  # the records' last window; a quarter of their sequence
 
@@ -63,7 +66,7 @@ def measure_masks(turns: int) -> dict[str, float]:
     }
 
 
-Answers = multiprocessing.SimpleQueue[float]
+Answers = SimpleQueue[float]
 
 
 def _rank(rank: int, meeting: Path, turns: int, answers: Answers) -> None:
@@ -109,23 +112,43 @@ def measure_gather(turns: int) -> dict[str, float]:
             process.start()
         for process in ranks:
             process.join()
+    if any(process.exitcode for process in ranks):
+        raise RunError("a rank of the bench failed; its error is above")
     return {"blocking_gather_over_async": answers.get()}
 
 
 def measure_steps(turns: int) -> dict[str, float]:
-    """Step times of record 2 and 3 (one architecture, AdamW and Muon), and of late batches."""
+    """Step times of record 2 and 3 (one architecture, AdamW and Muon), and what batches cost."""
     adam, muon = nano_parts("record-02"), nano_parts("record-03")
+    ratios, waits, makes = [], [], []
     with adam.loader, muon.loader:
         for parts in (adam, muon):
             step_seconds(parts, 0)
-        ratios, waits = [], []
         for step in range(turns):
-            ratios.append(step_seconds(muon, step) / step_seconds(adam, step))
-            begun = time.perf_counter()
-            next(muon.loader)
-            waits.append(time.perf_counter() - begun)
-            waits[-1] /= step_seconds(muon, step)
-    return {"muon_step_over_adamw_step": median(ratios), "wait_for_prefetched": median(waits)}
+            adamw, waited = step_seconds(adam, step), muon.loader.wait_seconds
+            taken = step_seconds(muon, step)
+            ratios.append(taken / adamw)
+            waits.append((muon.loader.wait_seconds - waited) / taken)
+            makes.append(seconds_to_make(muon, step) / taken)
+    return {
+        "muon_step_over_adamw_step": median(ratios),
+        "waiting_for_batches_made_ahead": median(waits),
+        "making_batches_in_the_step": median(makes),
+    }
+
+
+def seconds_to_make(parts: Parts, number: int) -> float:
+    """A batch read and made while the step waits, shards in memory."""
+    config = parts.config
+    loader = Loader(
+        parts.dataset.split("train"), seq_len=config.batch.length,
+        batch_tokens=config.batch.tokens, vocab_size=parts.dataset.vocab_size,
+        eot=parts.dataset.eot, seed=config.train.seed, order=config.data.order, start=number,
+    )  # fmt: skip
+    begun = time.perf_counter()
+    with loader:
+        next(loader)
+        return time.perf_counter() - begun
 
 
 def state_bytes(recipe: str) -> int:

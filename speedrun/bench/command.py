@@ -98,5 +98,11 @@ def bench_command(name: str, as_json: bool) -> None:
             print(json.dumps(figures))
             continue
         print(f"bench {chosen}")
-        for key, value in figures.items():
-            print(f"  {key:24} {value:,.6g}" if isinstance(value, float) else f"  {key:24} {value}")
+        print_figures(figures)
+
+
+def print_figures(figures: Figures) -> None:
+    width = max(len(key) for key in figures)
+    for key, value in figures.items():
+        shown = f"{value:,.6g}" if isinstance(value, float) else str(value)
+        print(f"  {key:{width}}  {shown}")

@@ -64,6 +64,8 @@ def _check_known(key: str, origin: str) -> None:
     known = describe()
     if key in known and key not in ("recipe", "track"):
         return
+    if key in ("recipe", "track"):
+        raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting")
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key!r} ({origin}) is a table; set one of {', '.join(inside)}")
@@ -168,8 +170,10 @@ def resolve(
             layers = chain(kind, name)
             for layer in layers:
                 for key, rule in layer.scale.items():
-                    _check_known(key, f"scale of {layer.origin}")
-                    _apply(key, Rule.read(key, rule, layer.origin), values, origin)
+                    read = Rule.read(key, rule, layer.origin)
+                    for known in (key, read.of):
+                        _check_known(known, f"scale of {layer.origin}")
+                    _apply(key, read, values, origin)
                 lay(layer.values.items(), layer.origin)
             values[kind] = Path(name).stem if name.endswith(".toml") else name
     for text in overrides:
@@ -190,12 +194,12 @@ def change(config: Config, overrides: Sequence[str], options: Mapping[str, Any])
     return Resolved(_validate(values, origin), origin)
 
 
-def difference(left: Resolved, right: Resolved) -> list[tuple[str, Any, Any]]:
-    """Keys whose resolved values differ."""
-    theirs = dict(flatten(right.config.model_dump()))
+def difference(left: Config, right: Config) -> list[tuple[str, Any, Any]]:
+    """Keys whose values differ."""
+    theirs = dict(flatten(right.model_dump()))
     return [
         (key, value, theirs[key])
-        for key, value in flatten(left.config.model_dump())
+        for key, value in flatten(left.model_dump())
         if key not in ("recipe", "track") and value != theirs[key]
     ]
 

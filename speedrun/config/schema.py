@@ -115,6 +115,8 @@ class ModelConfig(Section):
             _refuse("model.key_offset", True, "it needs model.positions = 'half-rotary'")
         if self.bigram_rows == 1:
             _refuse("model.bigram_rows", 1, "one row is for tokens with none before: 0, 2 or more")
+        if self.value_residual and 0 in self.attention_free:
+            _refuse("model.value_residual", True, "layer 0, which gives the values, must attend")
         for index in self.attention_free:
             if index >= self.layers:
                 _refuse(
@@ -211,10 +213,10 @@ class OptimizerConfig(Section):
     clip: NonNegative = Field(0.0, description="largest norm of the whole gradient; 0: no limit")
     muon: MuonRule = Field(MuonRule(), description="matrices inside the blocks, kind = muon")
     hidden: AdamRule = Field(AdamRule(), description="matrices inside the blocks, kind = adamw")
-    embedding: AdamRule = Field(AdamRule(), description="token (tied: and head) and positions")
+    embedding: AdamRule = Field(AdamRule(), description="token table (if not tied), positions")
     value_embedding: AdamRule = Field(AdamRule(), description="value embedding tables")
     bigram: AdamRule = Field(AdamRule(), description="the table of token pairs")
-    head: AdamRule = Field(AdamRule(), description="the untied head")
+    head: AdamRule = Field(AdamRule(), description="the head, tied or not")
     scalar: AdamRule = Field(AdamRule(), description="gains, biases, mixing and skip weights")
 
 
@@ -273,7 +275,7 @@ class ValidationConfig(Section):
     tokens: Count = Field(10_485_760, description="first tokens of the validation split")
     every: Count = Field(125, description="steps between validations; the last step always")
     window: Amount = Field(
-        0, description="tokens seen in validation, if wider than training's; 0: the same"
+        0, description="tokens seen in validation, rounded up to blocks, if wider than in training"
     )
 
 

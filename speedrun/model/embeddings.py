@@ -64,7 +64,13 @@ class Bigrams(nn.Module):
 
 
 def table_of_layer(config: ModelConfig) -> list[int | None]:
-    """For each layer the value table it reads, or None."""
+    """For each layer the value table it reads, or None; a table that nobody reads is not made."""
+    wanted = [None if i in config.attention_free else t for i, t in enumerate(_tables(config))]
+    used = sorted({t for t in wanted if t is not None})
+    return [None if t is None else used.index(t) for t in wanted]
+
+
+def _tables(config: ModelConfig) -> list[int | None]:
     count = config.layers
     if config.value_embeddings == "each":
         return list(range(count))

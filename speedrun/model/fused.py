@@ -74,6 +74,8 @@ def _norm_rotate(
 ) -> tuple[Tensor, Tensor]:
     """x normed (if there is an eps), then rotated (if there are angles); and 1 / rms of x."""
     B, T, H, K = x_BTHK.shape
+    if cos_TK is not None and cos_TK.shape != (T, K // 2):
+        raise ValueError(f"there are angles for {len(cos_TK)} tokens, but the row has {T}")
     y, r = _like_norm_rotate(x_BTHK, cos_TK, sin_TK, eps)
     kept = None if eps is None else r
     native.run("norm_rotate_forward", x_BTHK, cos_TK, sin_TK, eps or 0.0, y, kept, B * T, T, H, K)

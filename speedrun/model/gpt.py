@@ -1,8 +1,8 @@
 """One GPT for every recipe: each technique of records 1 to 18 is a switch of `ModelConfig`.
 
 `forward` is the whole computation from token ids to loss. Parameters have roles (hidden matrix,
-fused q/k/v matrix, embedding, value embedding, head, scalar) that decide which optimizer rule they
-follow; a role comes from what the parameter is, never from its name.
+fused q/k/v matrix, embedding, value embedding, token pairs, head, scalar) that decide which
+optimizer rule they follow; a role comes from what the parameter is, never from its name.
 
 Shapes: B batch, T time, D width, V vocabulary.
 """

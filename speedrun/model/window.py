@@ -27,6 +27,11 @@ def window_at(config: Config, step: int) -> int | None:
     return window_tokens(step, config.steps, start=start, end=end, unit=unit)
 
 
+def window_rule(config: Config) -> WindowRule:
+    """How the window is counted; without one it makes no difference."""
+    return "blocks" if config.attention.window == "none" else config.attention.window
+
+
 class Attention:
     """Plans for batches, at the step set last."""
 
@@ -52,7 +57,7 @@ class Attention:
         """Let queries see `tokens` back until the next `set_step`, if that is further."""
         if self.window is not None:
             unit = BLOCK if self.rule == "blocks" else 1
-            self.window.clamp_(min=tokens // unit)
+            self.window.clamp_(min=-(-tokens // unit))
 
     def plan(self, documents_BT: Tensor) -> AttentionPlan:
         if not self._config.attention.documents:
@@ -61,8 +66,7 @@ class Attention:
 
     @property
     def rule(self) -> WindowRule:
-        window = self._config.attention.window
-        return "blocks" if window == "none" else window
+        return window_rule(self._config)
 
     def plan_last(self, documents_BT: Tensor, queries: int) -> AttentionPlan:
         """For sampling: the last `queries` tokens look at all keys so far, under the same rules."""

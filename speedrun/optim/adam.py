@@ -40,10 +40,12 @@ class Adam(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        _check_options(param_group)
+        try:
+            _check_options(param_group)
+        except OptimError:
+            self.param_groups.pop()
+            raise
         for param in param_group["params"]:
-            if not param.is_floating_point():
-                raise OptimError(f"a parameter is {param.dtype}, but Adam needs floating point")
             zeros = torch.zeros_like(param, dtype=torch.float32)
             self.state[param] = {
                 "exp_avg": zeros,
@@ -145,6 +147,9 @@ def _update_in_fp32(param: Tensor, state: dict[str, Tensor], group: dict[str, An
 
 
 def _check_options(options: dict[str, Any]) -> None:
+    for param in options["params"]:
+        if not param.is_floating_point():
+            raise OptimError(f"a parameter is {param.dtype}, but Adam needs floating point")
     beta1, beta2 = options["betas"]
     if not (0.0 <= beta1 < 1.0 and 0.0 <= beta2 < 1.0):
         raise OptimError(f"betas are {options['betas']}, but must lie in [0, 1)")

@@ -46,7 +46,7 @@ class Muon(Optimizer):
     momentum        mu; set it per step with `set_momentum`
     nesterov        look one step ahead
     weight_decay    decoupled, times lr
-    scale           'spectral', 'rms' or 'none': factor on the update by shape (layout.py)
+    scale           'spectral', 'longest', 'rms' or 'none': factor by shape (layout.py)
     coefficients    'classic', 'polar_express' or a list of (a, b, c)
     steps           iterations of the polynomial
     eps             guard of the normalisation
@@ -296,6 +296,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     ):
         if not low <= options[key] <= high:
             raise OptimError(f"{key} is {options[key]}, but must lie between {low} and {high}")
+    if not options["eps"]:
+        raise OptimError("eps is 0, but a zero gradient must be divided by something; use 1e-7")
     iteration(options["coefficients"], options["steps"])
     update_scale(options["scale"], 1, 1)
     dtype = options["dtype"]

@@ -111,12 +111,13 @@ def _rows_at_once(shelf: Shelf, world: int) -> int:
     """How many items per rank one stop takes."""
     rows = -(-len(shelf) // world)
     numel = shelf[0].param.numel()
-    if shelf[0].param.device.type == "cpu":
-        most = torch.get_num_threads() * (CPU_ELEMENTS // numel)
-    else:
-        most = GPU_ELEMENTS // numel
+    on_cpu = shelf[0].param.device.type == "cpu"
+    most = (CPU_ELEMENTS if on_cpu else GPU_ELEMENTS) // numel
     if world > 1:
+        # Not by this rank's threads: all ranks must cut alike, on unequal hosts too.
         most = min(most, rows // OVERLAPPED_STOPS)
+    elif on_cpu:
+        most *= torch.get_num_threads()
     return min(max(most, 1), rows)
 
 

@@ -88,7 +88,7 @@ def show_history(kind: Kind, name: str) -> None:
 def diff_files(kind: Kind, first: str, second: str) -> None:
     rows = [
         (key, value_text(left), value_text(right))
-        for key, left, right in difference(_alone(kind, first), _alone(kind, second))
+        for key, left, right in difference(_alone(kind, first).config, _alone(kind, second).config)
     ]
     if rows:
         print_table(("key", first, second), rows)

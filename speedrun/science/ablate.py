@@ -9,6 +9,7 @@ what is undecided. All runs go to the end of their schedule, for a loss half-way
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -18,9 +19,8 @@ from typing import Any
 from speedrun.config.files import flatten
 from speedrun.config.resolve import describe, parse_override, resolve
 from speedrun.config.schema import Config
-from speedrun.data.shards import Dataset
 from speedrun.errors import ConfigError
-from speedrun.science.jobs import Done, Job, Workshop
+from speedrun.science.jobs import Done, Workshop, common_dataset, plan_jobs, refuse_own_keys
 from speedrun.science.stats import holm, more_pairs, paired_difference
 
 # A technique and the settings that are without it. Those a recipe already has are left out.
@@ -40,7 +40,7 @@ OFF: dict[str, tuple[str, ...]] = {
     "value embeddings": ("model.value_embeddings=none",),
     "pair of value weights": ("model.value_weights=blend",),
     "U-net skips": ("model.unet_skips=false",),
-    "half-truncated rotary": ("model.positions=rotary",),
+    "half-truncated rotary": ("model.positions=rotary", "model.key_offset=false"),
     "layer without attention": ("model.attention_free=[]",),
     "key offset": ("model.key_offset=false",),
     "bigram table": ("model.bigram_rows=0",),
@@ -82,22 +82,20 @@ def ablate(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Run what is missing and write `out/ablation.json`; returns what is in it."""
-    from speedrun.train.setup import find_dataset
-
     if seeds < 2:
         raise ConfigError(f"--seeds {seeds} cannot be used: pairs need at least 2 for an interval")
+    if not 0 < alpha < 1:
+        raise ConfigError(f"--alpha {alpha} cannot be used: it is a probability, such as 0.05")
+    refuse_own_keys((*overrides, *switches), ("train.seed",))
     base = resolve(recipe, track, overrides).config
     compared = family(base, switches)
-    for settings in compared.values():
-        resolve(recipe, track, (*overrides, *settings))  # refuse what cannot be, before any run
-    dataset = Dataset.open(find_dataset(base))
-    shop = Workshop(out, track, dataset.fingerprint)
     name = Path(recipe).stem if recipe.endswith(".toml") else recipe
-    variants = {name: tuple(overrides)} | {
-        f"{name} {label}": (*overrides, *settings) for label, settings in compared.items()
+    variants: dict[str, tuple[str, Sequence[str]]] = {name: (recipe, overrides)} | {
+        f"{name} {label}": (recipe, (*overrides, *settings)) for label, settings in compared.items()
     }
-    jobs = [Job(label, recipe, words, seed) for seed in range(seeds)
-            for label, words in variants.items()]  # fmt: skip
+    jobs = plan_jobs(variants, track, seeds)  # refuses what cannot be, before any run
+    dataset = common_dataset(jobs)
+    shop = Workshop(out, track, dataset.fingerprint)
     done: dict[str, list[Done]] = {}
     for result in shop.run_all(jobs, say):
         done.setdefault(result.job.label, []).append(result)
@@ -107,7 +105,7 @@ def ablate(
         "track": track,
         "seeds": seeds,
         "alpha": alpha,
-        "command": " ".join(["speedrun", *sys.argv[1:]]),
+        "command": shlex.join(["speedrun", *sys.argv[1:]]),
         "dataset_fingerprint": dataset.fingerprint,
         "settings": {label: list(settings) for label, settings in compared.items()},
         "effects": effects(
@@ -134,8 +132,8 @@ def effects(
 ) -> list[dict[str, Any]]:
     """Paired effects by metric; Holm corrects over the variants of one metric.
 
-    A pair counts only if both runs have the number: a run that never reached the target has no
-    tokens to it.
+    There is no effect where a pair lacks a number, as a run that never reached the target lacks
+    the tokens to it: the pairs that have it would flatter the slower of the two.
     """
     rows: list[dict[str, Any]] = []
     for metric in METRICS:
@@ -147,8 +145,9 @@ def effects(
                 if treated is not None and plain is not None
             ]
             row: dict[str, Any] = {"switch": label, "metric": metric, "n": len(pairs)}
+            row["of"] = len(measured[metric])
             row |= dict.fromkeys(("effect", "std", "low", "high", "p", "more_seeds"))
-            if pairs:
+            if pairs and row["n"] == row["of"]:
                 difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
                 row |= {
                     "effect": difference.mean,

@@ -12,30 +12,67 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speedrun.config.resolve import resolve
+from speedrun.config.resolve import difference, parse_override, resolve
 from speedrun.config.schema import Config
-from speedrun.errors import RunError
+from speedrun.data.shards import Dataset
+from speedrun.errors import ConfigError, RunError
 from speedrun.train.environment import code_hash
+from speedrun.train.run import RunFolder
 
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a recipe with overrides, and a seed."""
+    """One run: a recipe with overrides, and a seed; read when the race begins."""
 
     label: str
     recipe: str
     overrides: tuple[str, ...]
     seed: int
+    config: Config
 
-    def config(self, track: str) -> Config:
-        return resolve(self.recipe, track, self.overrides, {"train.seed": self.seed}).config
+
+def plan_jobs(
+    variants: Mapping[str, tuple[str, Sequence[str]]], track: str, seeds: int
+) -> list[Job]:
+    """A run of every variant (by label: recipe and overrides) with every seed, seed by seed."""
+    return [
+        Job(label, recipe, tuple(words), seed,
+            resolve(recipe, track, words, {"train.seed": seed}).config)
+        for seed in range(seeds)
+        for label, (recipe, words) in variants.items()
+    ]  # fmt: skip
+
+
+def refuse_own_keys(words: Sequence[str], keys: Sequence[str]) -> None:
+    """Keys that the race or ablation sets itself."""
+    for word in words:
+        key, _ = parse_override(word)
+        if key in keys:
+            raise ConfigError(f"{word!r} cannot be used here: {key} is set by the command itself")
+
+
+def common_dataset(jobs: Sequence[Job]) -> Dataset:
+    """The dataset all of the jobs train on; losses on different ones cannot be compared."""
+    from speedrun.train.setup import find_dataset
+
+    first, found = jobs[0], Dataset.open(find_dataset(jobs[0].config))
+    for job in jobs[1:]:
+        if job.config.data == first.config.data:
+            continue
+        other = Dataset.open(find_dataset(job.config))
+        if other.fingerprint != found.fingerprint:
+            raise ConfigError(
+                f"{first.label} and {job.label} are trained on different datasets, so their losses "
+                "cannot be compared; give both the same data"
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +90,7 @@ class Workshop:
         self._fingerprint, self._code = dataset_fingerprint, code_hash()
 
     def folder(self, job: Job) -> Path:
-        facts = job.config(self.track).model_dump_json() + self._fingerprint + self._code
+        facts = job.config.model_dump_json() + self._fingerprint + self._code
         key = hashlib.sha256(facts.encode()).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9.=-]+", "_", job.label)[:60].strip("_")
         return self.root / "runs" / f"{name}-s{job.seed}-{key}"
@@ -72,11 +109,9 @@ class Workshop:
             return found
         folder = self.folder(job)
         words = ["train"]
-        if any((folder / "checkpoints").glob("step-*")):
-            words += ["--resume"]
+        if RunFolder(folder).config.exists():
+            words += ["--resume"]  # from its newest checkpoint or, without one, from the start
         else:
-            for left in ("config.toml", "metrics.jsonl"):
-                (folder / left).unlink(missing_ok=True)
             words += [job.recipe, *job.overrides, "--track", self.track, "--seed", str(job.seed)]
         words += ["--run", str(folder), "--checkpoint-every", CHECKPOINT_EVERY, "--keep", "1",
                   "--sample-tokens", "0"]  # fmt: skip
@@ -89,7 +124,20 @@ class Workshop:
                 f"the run of {job.label} with seed {job.seed} failed with exit code "
                 f"{child.returncode}: {said[-1] if said else 'it said nothing'}"
             )
+        self._refuse_edited(job, RunFolder(folder))
         return done
+
+    def _refuse_edited(self, job: Job, run: RunFolder) -> None:
+        """The child reads recipe and code anew; what it ran must be what its folder stands for."""
+        changed = [key for key, *_ in difference(job.config, run.load_config())]
+        if json.loads(run.environment.read_text())["code_sha256"] != self._code:
+            changed.append("the code")
+        if changed:
+            run.summary.unlink()
+            raise RunError(
+                f"{', '.join(changed)} changed while the runs of {job.label} were made; start "
+                "again: what is finished and unchanged is kept"
+            )
 
     def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Done]:
         results = []
@@ -105,7 +153,9 @@ class Workshop:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    text = f"validation {summary['val_loss']:.4f} after {summary['tokens']:,} tokens"
+    loss = summary["val_loss"]
+    text = "validation not finite" if loss is None else f"validation {loss:.4f}"
+    text += f" after {summary['tokens']:,} tokens"
     if summary["target"]:
         reached = summary["reached_target"]
         text += f", target {summary['target']} {'reached' if reached else 'not reached'}"

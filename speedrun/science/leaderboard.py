@@ -6,21 +6,28 @@ stop at the same step, chosen before they ran; same recipe, data and code; every
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from speedrun.config.files import flatten
+from speedrun.config.files import chain, flatten
 from speedrun.errors import ConfigError, RunError
 from speedrun.science.stats import mean
 from speedrun.science.verify import gather, verify
 from speedrun.train.run import RunFolder
 
 DEFAULT = Path("leaderboard.json")
+LEVEL = 0.01
+# What a track decides and a run may not: the target, what is validated on, and the text.
+TRACKS_OWN = ("train.target", "validation.tokens", "data.sources", "data.tokenizer",
+              "data.val_fraction")  # fmt: skip
+MINE = ("train.seed", "train.threads", "data.dir")  # may differ between the runs of an entry
 RULES = {
     "one track": "all runs are of one track, with its target",
+    "the track's own": "a run leaves to the track what is validated, on what text, to what target",
     "same recipe": "all runs have the same config but for the seed",
     "same data": "all runs are trained and validated on the same dataset",
     "same code": "all runs are made by the same code",
@@ -36,19 +43,26 @@ def _refuse(rule: str, found: str, **values: Any) -> RunError:
 
 def check(paths: Sequence[Path], alpha: float) -> dict[str, Any]:
     """The entry these runs make, or the first rule they break."""
-    runs, _ = gather(paths)
     folders = [RunFolder(path) for path in paths]
+    if any(folder.read_summary().get("stopped_early") for folder in folders):
+        raise _refuse("same stop", "one of the runs was stopped before its end")
+    runs, _ = gather(paths)
     configs = [folder.load_config() for folder in folders]
     summaries = [json.loads(folder.summary.read_text()) for folder in folders]
     places = [json.loads(folder.environment.read_text()) for folder in folders]
     target = configs[0].train.target
     if len({config.track for config in configs}) > 1 or not target:
         raise _refuse("one track", ", ".join(sorted({config.track for config in configs})))
-    first = dict(flatten(configs[0].model_dump()))
+    first = dict(flatten(configs[0].model_dump(mode="json")))
     for path, config in zip(paths, configs, strict=True):
-        for key, value in flatten(config.model_dump()):
-            if value != first[key] and key not in ("train.seed", "train.threads", "data.dir"):
+        for key, value in flatten(config.model_dump(mode="json")):
+            if value != first[key] and key not in MINE:
                 raise _refuse("same recipe", f"{key} is {value!r} in {path}, not {first[key]!r}")
+    for key, value in track_values(configs[0].track).items():
+        if key in TRACKS_OWN and first[key] != value:
+            raise _refuse("the track's own", f"{key} is {first[key]!r}, not {value!r}")
+    if alpha > LEVEL:
+        raise _refuse("significant", f"--alpha {alpha} is weaker", alpha=LEVEL)
     if configs[0].train.stop != "steps":
         raise _refuse("same stop", "train.stop = 'target' lets each run choose its own end")
     for rule, values in (
@@ -58,8 +72,6 @@ def check(paths: Sequence[Path], alpha: float) -> dict[str, Any]:
     ):
         if len(values) > 1:
             raise _refuse(rule, f"found {', '.join(map(str, sorted(values)))}")
-    if any(s["stopped_early"] for s in summaries):
-        raise _refuse("same stop", "one of the runs was stopped before its end")
     if len({run.seed for run in runs}) < len(runs):
         raise _refuse("every seed once", f"seeds {', '.join(str(run.seed) for run in runs)}")
     verdict = verify([run.loss for run in runs], target, alpha=alpha)
@@ -83,9 +95,24 @@ def check(paths: Sequence[Path], alpha: float) -> dict[str, Any]:
         "machine": f"{places[0]['gpu'] or places[0]['cpu']}, {places[0]['cores']} cores",
         "dataset_fingerprint": summaries[0]["dataset_fingerprint"],
         "code_sha256": places[0]["code_sha256"],
+        "config_sha256": config_hash(first),
         "seeds": sorted(run.seed for run in runs),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def track_values(track: str) -> dict[str, Any]:
+    """What a built-in track sets; of a user's own track only its name is known here."""
+    try:
+        layers = chain("track", track)
+    except ConfigError:
+        return {}
+    return {key: value for layer in layers for key, value in layer.values.items()}
+
+
+def config_hash(values: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in values.items() if key not in MINE}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -109,6 +136,7 @@ def submit(paths: Sequence[Path], file: Path, alpha: float) -> dict[str, Any]:
             one["recipe"],
             one["code_sha256"],
             one["dataset_fingerprint"],
+            one["config_sha256"],
             *one["seeds"],
         )
 

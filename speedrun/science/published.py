@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from speedrun.config.resolve import difference, resolve
+from speedrun.config.schema import Config
+
 TARGET = 3.28
 BATCH_TOKENS = 524_288  # per step, in every record of the table
 # Records with a single log say nothing about spread. These borrow it from a neighbour that trains
 # the same way at the same steps: record 17's 1261 runs end with 0.0018, record 16's logs 0.0024.
 SPREAD_OF: Mapping[int, int] = {12: 13, 17: 16, 18: 16}
+# Keys of a run that do not make it another experiment: seed, length, target and machine (all of
+# `train`), where the data lies, how a step is computed, when it is validated.
+FREE = ("train.", "data.dir", "batch.microbatch", "attention.backend", "validation.every")
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,22 @@ def curves() -> dict[int, Curve]:
 
 
 def record_of(recipe: str, track: str) -> int | None:
-    """The record whose published curve a run can be laid over: `record-NN` on track `small`."""
+    """The record whose published curve a run can be laid over: `record-NN` on track `small`.
+
+    Names promise nothing about values: ask `set_otherwise` what differs.
+    """
     match = re.fullmatch(r"record-(\d+)", recipe)
     number = int(match[1]) if match and track == "small" else None
     return number if number in curves() else None
+
+
+def set_otherwise(config: Config, record: int) -> list[str]:
+    """Keys a run sets otherwise than the record's own recipe on `small`, but for the free ones."""
+    own = resolve(f"record-{record:02d}", "small").config
+    changed = [key for key, _, _ in difference(own, config)]
+    # Without a folder the data is built from `data.sources`: not what the record was trained on.
+    elsewhere = ["data.dir"] if not config.data.dir else []
+    return elsewhere + [key for key in changed if not key.startswith(FREE)]
 
 
 def spread_at(record: int, step: int) -> float | None:

@@ -9,15 +9,15 @@ seed.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from speedrun.config.resolve import resolve
-from speedrun.data.shards import Dataset
 from speedrun.errors import ConfigError
-from speedrun.science.jobs import Done, Job, Workshop
+from speedrun.science.jobs import Done, Workshop, common_dataset, plan_jobs, refuse_own_keys
 from speedrun.science.stats import ratio_of_means, summarize
 
 METRICS = ("tokens_to_target", "steps_to_target", "seconds_to_target", "wall_seconds_to_target",
@@ -35,32 +35,36 @@ def race(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Run what is missing and write `out/race.json`; returns what is in it."""
-    from speedrun.train.setup import find_dataset
-
     names = [Path(recipe).stem if recipe.endswith(".toml") else recipe for recipe in recipes]
     if len(set(names)) < len(names):
-        raise ConfigError(f"a race needs different recipes, not {', '.join(names)}")
+        raise ConfigError(f"the names of a race's recipes must differ: {', '.join(names)}")
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
-    words = (*overrides, "train.stop=target", *((f"train.steps={budget}",) if budget else ()))
-    configs = [resolve(recipe, track, words).config for recipe in recipes]
-    target = configs[0].train.target
+    refuse_own_keys(overrides, ("train.seed", "train.stop"))
+    variants: dict[str, tuple[str, Sequence[str]]] = {}
+    for name, recipe in zip(names, recipes, strict=True):
+        own = resolve(recipe, track, overrides).config.steps
+        cut = (f"train.steps={budget}",) if budget and budget < own else ()
+        variants[name] = recipe, (*overrides, "train.stop=target", *cut)
+    jobs = plan_jobs(variants, track, seeds)
+    target = jobs[0].config.train.target
     if not target:
         raise ConfigError(f"track {track!r} has no target; set one, for example train.target=3.5")
-    dataset = Dataset.open(find_dataset(configs[0]))
+    for job in jobs:
+        if job.config.train.target != target:
+            raise ConfigError(
+                f"{names[0]} has the target {target}, {job.label} {job.config.train.target}; "
+                "set one for all, for example --set train.target=3.5"
+            )
+    dataset = common_dataset(jobs)
     shop = Workshop(out, track, dataset.fingerprint)
-    jobs = [
-        Job(name, recipe, words, seed)
-        for seed in range(seeds)
-        for name, recipe in zip(names, recipes, strict=True)
-    ]
     entries = [entry(done, out) for done in shop.run_all(jobs, say)]
     result = {
         "kind": "race",
         "track": track,
         "target": target,
         "seeds": seeds,
-        "command": " ".join(["speedrun", *sys.argv[1:]]),
+        "command": shlex.join(["speedrun", *sys.argv[1:]]),
         "dataset_fingerprint": dataset.fingerprint,
         "recipes": names,
         "entries": entries,
@@ -75,7 +79,7 @@ def race(
 def entry(done: Done, out: Path) -> dict[str, Any]:
     summary = done.summary
     tokens = summary["tokens_to_target"]
-    per_step = summary["tokens"] // max(summary["steps"], 1)
+    per_step = done.job.config.batch.tokens
     return {
         "recipe": done.job.label,
         "seed": done.job.seed,
@@ -105,7 +109,8 @@ def statistics(names: Sequence[str], entries: Sequence[dict[str, Any]]) -> dict[
             if len(reached) == len(values):
                 stats = summarize(reached)
                 row |= {"mean": stats.mean, "std": stats.std, "low": stats.low, "high": stats.high}
-            if len(reached) == len(base) == len(values) and metric != "val_loss":
+            # A target that is met before the first step has no ratio.
+            if len(reached) == len(base) == len(values) and metric != "val_loss" and any(base):
                 ratio = ratio_of_means(reached, base, paired=True)
                 row |= {"ratio": ratio.ratio, "ratio_low": ratio.low, "ratio_high": ratio.high}
             table[name][metric] = row

@@ -82,7 +82,7 @@ def print_ablation(result: Mapping[str, Any]) -> None:
 
 def _more(row: Mapping[str, Any]) -> str:
     if row["effect"] is None:
-        return "no pair of runs has it"
+        return f"{row['n']} of {row['of']} pairs have it"
     more = row["more_seeds"]
     return "undecided" if more is None else f"undecided: about {more} more seeds"
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from speedrun.errors import ConfigError
 from speedrun.science import stats
+from speedrun.train.run import RunFolder
 
 COLUMN = "val_loss"
 
@@ -154,12 +155,12 @@ def read_run(path: Path) -> FinishedRun:
     summary = path / "summary.json"
     try:
         found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+        if found.get("stopped_early"):
+            raise ConfigError(f"run {path} was stopped before its end; resume it, or leave it out")
         loss = found["val_loss"]
-        if loss is None:
-            raise ConfigError(f"run {path} ended before its first validation; leave it out")
         return FinishedRun(
             path,
-            float(loss),
+            math.nan if loss is None else float(loss),  # what is not finite is null in JSON
             int(found["steps"]),
             str(found["recipe"]),
             int(found["seed"]),
@@ -187,9 +188,17 @@ def gather(paths: Sequence[Path]) -> tuple[list[FinishedRun], list[str]]:
     if len({run.steps for run in runs}) > 1:
         notes.append("the runs stop at different steps; a stop chosen by a run's own loss "
                      "flatters the mean")  # fmt: skip
+    if any(_stops_at_target(path) for path in paths):
+        notes.append("runs that stop at the first loss at the target are below it by "
+                     "construction; for a claim, let them go to the end")  # fmt: skip
     if len({(run.recipe, run.seed) for run in runs}) < len(runs):
         notes.append("some runs share a seed; equal runs are not independent")
     return runs, notes
+
+
+def _stops_at_target(path: Path) -> bool:
+    run = RunFolder(path)
+    return run.config.exists() and run.load_config().train.stop == "target"
 
 
 def common_target(runs: Sequence[FinishedRun]) -> float:

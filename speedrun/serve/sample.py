@@ -27,7 +27,11 @@ class Writer:
 
     def __init__(self, model: GPT, config: Config, step: int) -> None:
         self._model, self._sizes = model, config.model
-        self._attention = Attention(config, torch.device("cpu"))
+        # Whatever the run was trained with, one token at a time needs no backend of its own.
+        masks = config.attention.model_copy(update={"backend": "auto"})
+        self._attention = Attention(
+            config.model_copy(update={"attention": masks}), torch.device("cpu")
+        )
         self._attention.set_step(step)
         self._ids: list[int] = []
         self._forget(0)

@@ -87,7 +87,7 @@ def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
         return change(run.load_config(), overrides, options), run
     if not request.recipe:
         raise ConfigError("train needs a recipe, for example: speedrun train modern")
-    if "=" in request.recipe:
+    if "=" in request.recipe and not request.recipe.endswith(".toml"):
         raise ConfigError(f"the recipe comes before the overrides, and {request.recipe!r} is none")
     resolved = resolve(request.recipe, request.track, request.overrides, options)
     return resolved, RunFolder(request.folder) if request.folder else RunFolder.default(

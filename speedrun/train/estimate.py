@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from speedrun.config.schema import BLOCK, Config
+from speedrun.config.schema import Config
 from speedrun.data.shards import PUBLIC_VOCAB, Dataset
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
 from speedrun.model.gpt import GPT, MATRICES
-from speedrun.model.window import window_at
+from speedrun.model.mask import first_key
+from speedrun.model.window import window_at, window_rule
 
 RUNTIME_BYTES = 400 << 20  # resident size of Python with torch loaded, measured at 0.35 to 0.4 GB
 # Floats kept per token and layer for the backward pass, in widths, and per token in vocabularies:
@@ -51,22 +52,21 @@ def vocab_size_of(config: Config) -> int:
 
 def visible_keys(config: Config, samples: int = 100) -> float:
     """Keys a query sees, on average over a row and a run, were each row one document."""
-    length = config.batch.length
-    unit = BLOCK if config.attention.window == "blocks" else 1
-    windows = [
-        min((window_at(config, config.steps * i // samples) or length) * unit, length)
-        for i in range(samples)
-    ]
-    # Query t sees min(t + 1, window) keys.
-    return sum(w - w * (w - 1) / (2 * length) for w in windows) / samples
+    row = torch.zeros(1, config.batch.length, dtype=torch.int32)
+    times = Counter(window_at(config, config.steps * i // samples) for i in range(samples))
+
+    def keys(window: int | None) -> float:
+        size = None if window is None else torch.tensor(window)
+        first = first_key(row, size, window_rule(config))
+        return (torch.arange(row.size(1)) - first + 1).double().mean().item()
+
+    return sum(count * keys(window) for window, count in times.items()) / samples
 
 
 def flops_per_token(config: Config, model: GPT, visible: float | None = None) -> int:
     """Multiply-adds count two. `visible`: keys a query sees; None: what `visible_keys` says."""
     roles = model.roles()
     weights = sum(p.numel() for n, p in model.named_parameters() if roles[n] in MATRICES)
-    if model.head is None:
-        weights += model.embedding.weight.numel()
     keys = visible_keys(config) if visible is None else visible
     attending = config.model.layers - len(config.model.attention_free)
     attention = 4 * keys * config.model.heads * config.model.size_of_head * attending

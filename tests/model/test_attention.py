@@ -334,3 +334,24 @@ def test_kernel_refuses_ranges_outside_the_row(first: list[int]) -> None:
     q, k, v, _ = inputs(1, 1, 1, 3, 16)
     with pytest.raises(AssertionError, match="must not decrease"):
         blocks.blocks(q, k, v, torch.tensor([first], dtype=torch.int32), 1.0)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_is_not_a_number_stays_none(path: str, which: int) -> None:
+    """A NaN in a query or a key must reach the loss, where the trainer looks for it."""
+    tensors = [x.detach().clone() for x in inputs(1, 1, 1, 300, 32)[:3]]
+    tensors[which][0, 0, 150, 3] = torch.nan
+    plan = plan_attention("blocks", torch.zeros(1, 300, dtype=torch.int32), None)
+    q, k, v = tensors
+    out = attend(q, k, v, plan, 0.2)
+    seen = out[0, 0].isnan().any(-1)
+    assert seen[150]
+    assert seen[151:].all() == (which == 1)
+
+
+def test_masks_of_another_batch_are_refused(path: str) -> None:
+    q, k, v, _ = inputs(2, 1, 1, 64, 32)
+    mask = plan_attention("blocks", torch.zeros(1, 64, dtype=torch.int32), None)
+    if path == "native":
+        with pytest.raises(AssertionError, match="one first key per query"):
+            attend(q, k, v, mask, 0.2)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speedrun.config.schema import ModelConfig
+from speedrun.errors import ConfigError
 from speedrun.model.attention import AttentionPlan, attend, plan_attention
 from speedrun.model.block import offset_keys
 from speedrun.model.embeddings import table_of_layer
@@ -341,3 +342,16 @@ def test_one_layer_with_key_offset_can_copy_what_followed() -> None:
         found[name] = (guess == ids[V + 2 :]).float().mean().item()
     assert found["offset"] == 1.0
     assert found["plain"] < 0.2
+
+
+def test_a_row_longer_than_the_model_is_refused() -> None:
+    model = GPT(small(), V, 64)
+    with pytest.raises((ValueError, RuntimeError), match=r"64"):
+        model(ids_of(length=128), causal(length=128))
+
+
+def test_no_value_table_for_a_layer_without_attention() -> None:
+    config = small(value_embeddings="each", value_weights="pair", attention_free=(1,))
+    assert table_of_layer(config) == [0, None, 1, 2]
+    with pytest.raises(ConfigError, match="must attend"):
+        small(value_residual=True, attention_free=(0,))

@@ -13,46 +13,15 @@ import torch
 from typer.testing import CliRunner
 
 from speedrun.config.resolve import resolve
-from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, RunError
 from speedrun.model.mask import WindowRule, dense_mask
 from speedrun.report.command import report_command
 from speedrun.report.page import build_page, page_data, read_inputs
-from speedrun.report.page.compare import statistics
 from speedrun.report.page.run import repeat_command
-from speedrun.science import stats
 from speedrun.train.run import RunFolder
+from tests.report.made import made_config, made_run
 
 LIMIT = 5 << 20
-
-
-def made_config(*overrides: str, recipe: str = "modern", track: str = "nano") -> Config:
-    config = resolve("modern", "nano", ["train.steps=40", "train.target=4.0", *overrides]).config
-    return config.model_copy(update={"recipe": recipe, "track": track})
-
-
-def made_run(path: Path, config: Config, *, slope: float = 0.1, every: int = 10) -> RunFolder:
-    """A run folder written by the project's own writer, with a loss that falls in a line."""
-    run = RunFolder(path)
-    path.mkdir(parents=True)
-    run.create(config)
-    run.log("start", step=0, peak_flops=1e11, dataset_fingerprint="none")
-    for step in range(config.steps + 1):
-        where = {
-            "step": step, "tokens": step * config.batch.tokens, "seconds": 0.5 * step,
-            "wall_seconds": 3.0 + 0.6 * step,
-        }  # fmt: skip
-        loss = 7.0 - slope * step - 0.001 * config.train.seed
-        if step:
-            run.log("train", **where, loss=loss, ms=500.0, wait_seconds=0.005 * step,
-                    peak_share=0.4)  # fmt: skip
-        if step % every == 0 or step == config.steps:
-            run.log("val", **where, loss=loss, bits_per_byte=loss / 2, val_tokens=4096)
-    run.log("checkpoint", step=config.steps, folder="step-000040")
-    run.log("sample", prompt="def ", text="def <b>f</b>():</script><script>boom()</script>")
-    run.write_summary({"steps": config.steps, "val_loss": loss, "params": 1234, "seed": 0,
-                       "recipe": config.recipe, "tokens_per_second": 16384.0})  # fmt: skip
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +48,7 @@ def test_a_trained_run_becomes_a_page(real_run: Path) -> None:
     assert run["val"]["step"] == [0, 4, 8]
     assert run["train"]["step"] == list(range(1, 9))
     assert run["samples"][0]["text"].startswith(run["samples"][0]["prompt"])
+    assert set(run["samples"][0]) == {"prompt", "text"}
     assert {event["kind"] for event in run["events"]} >= {"start", "checkpoint"}
     assert run["environment"]
     assert data["masks"][0]["real"]  # documents of the dataset it was trained on
@@ -147,12 +117,12 @@ def test_long_curves_are_averaged_and_many_runs_stay_small(tmp_path: Path) -> No
     assert train["tokens_per_second"][0] == pytest.approx(config.batch.tokens / 0.5)
 
 
-def test_wall_time_goes_on_across_a_resume_and_a_rewind_counts_once(tmp_path: Path) -> None:
+def test_events_have_the_clock_before_them_and_a_rewind_counts_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     run.path.mkdir()
     run.create(made_config())
-    rows = [("train", 1, 10.0), ("train", 2, 11.0), ("resume", 2, None), ("train", 3, 4.0),
-            ("rewind", 2, None), ("train", 3, 5.0)]  # fmt: skip
+    rows = [("train", 1, 10.0), ("train", 2, 11.0), ("resume", 2, None), ("train", 3, 15.0),
+            ("rewind", 2, None), ("train", 3, 16.0)]  # fmt: skip
     for kind, step, wall in rows:
         clocks = {} if wall is None else {"tokens": step, "seconds": step, "wall_seconds": wall}
         run.log(kind, step=step, **clocks, **({"loss": 5.0, "ms": 1.0} if wall else {}))
@@ -163,87 +133,21 @@ def test_wall_time_goes_on_across_a_resume_and_a_rewind_counts_once(tmp_path: Pa
     assert shown["status"] == "unfinished"
 
 
-def test_seeds_are_one_group_and_settings_make_another(tmp_path: Path) -> None:
-    configs = [
-        made_config("train.seed=0"), made_config("train.seed=1"),
-        made_config("model.softcap=15.0"), made_config(recipe="other"),
-    ]  # fmt: skip
-    data = page_data([made_run(tmp_path / f"{i}", c) for i, c in enumerate(configs)])
-    assert [g["label"] for g in data["groups"]] == [
-        "modern",
-        "modern (model.softcap=15.0)",
-        "other",
-    ]
-    assert [run["group"] for run in data["runs"]] == [0, 0, 1, 2]
-    assert data["diff"] == [{"key": "model.softcap", "values": ["0.0", "15.0", "0.0"]}]
-
-
-def test_an_ablation_names_its_groups(tmp_path: Path) -> None:
-    configs = [
-        made_config("model.softcap=15.0", "model.qk_norm=true"),
-        made_config("model.softcap=0.0"),
-        made_config("model.softcap=30.0"),
-        made_config("model.softcap=15.0", "model.qk_norm=false", "model.unet_skips=true"),
-    ]
-    settings = {
-        "cap": ["model.softcap=0.0", "model.qk_norm=true"],
-        "model.softcap=30.0": ["model.softcap=30.0"],
-    }
-    runs = [made_run(tmp_path / f"{i}", config) for i, config in enumerate(configs)]
-    data = page_data(runs, None, {"recipe": "modern", "effects": [], "settings": settings})
-    labels = [group["label"] for group in data["groups"]]
-    assert labels == ["modern", "without cap", "model.softcap=30.0",
-                      "modern (model.qk_norm=false, model.unet_skips=true)"]  # fmt: skip
-    assert data["title"] == "What matters in modern on nano"
-
-
-def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
-    slow = [made_run(tmp_path / f"a{s}", made_config(f"train.seed={s}")) for s in range(3)]
-    fast = [
-        made_run(tmp_path / f"b{s}", made_config(f"train.seed={s}", recipe="fast"), slope=0.2)
-        for s in range(3)
-    ]
-    rows = page_data([*slow, *fast])["race"]["metrics"]
-    assert rows["steps_to_target"][0]["values"] == [30.0, 30.0, 30.0]
-    assert rows["tokens_to_target"][1]["mean"] == 20 * 8192
-    assert rows["tokens_to_target"][1]["ratio"] == pytest.approx(2 / 3)
-    assert rows["seconds_to_target"][1]["mean"] == 10.0
-
-
-def test_statistics_of_a_race() -> None:
-    first, second = [10.0, 11.0, 12.0], [5.0, 5.5, 6.3]
-    found = statistics(second, first)
-    assert found["mean"] == stats.mean(second)
-    assert found["ratio_low"] == stats.ratio_of_means(second, first).low
-    assert statistics([5.0, None], first) == {"n": 2, "reached": 1}
-    assert "ratio" not in statistics(second, [10.0, None])
-
-
-def test_a_race_file_brings_its_runs_and_its_own_statistics(tmp_path: Path) -> None:
-    made_run(tmp_path / "runs" / "one", made_config())
-    entry = {"recipe": "modern", "seed": 0, "run": "runs/one", "tokens_to_target": 81920}
-    unlucky = {"recipe": "other", "seed": 0, "tokens_to_target": None}
-    lucky = {"recipe": "other", "seed": 1, "tokens_to_target": 10}
-    given = {
-        "modern": {"tokens_to_target": {"n": 1, "of": 1, "mean": 5.0}},
-        "other": {"tokens_to_target": {"n": 1, "of": 2, "mean": 10.0, "ratio": 0.1}},
-    }
-    race = {
-        "target": 4.2,
-        "entries": [entry, unlucky, lucky],
-        "statistics": given,
-        "command": "speedrun race x",
-    }
-    (tmp_path / "race.json").write_text(json.dumps(race))
-    inputs = read_inputs([tmp_path])
-    assert [run.path.name for run in inputs.runs] == ["one"]
-    shown = page_data(inputs.runs, inputs.race)["race"]
-    assert shown["target"] == 4.2
-    assert shown["metrics"]["tokens_to_target"][0]["mean"] == 5.0
-    assert shown["metrics"]["steps_to_target"][0]["values"] == [10.0]
-    assert shown["groups"] == [0, None]
-    missed = shown["metrics"]["tokens_to_target"][1]
-    assert missed == {"values": [None, 10], "n": 2, "reached": 1}  # no mean over the lucky seed
+def test_waiting_is_summed_over_the_processes_of_a_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    run.path.mkdir()
+    run.create(made_config())
+    assert page_data([run])["runs"][0]["wait_share"] is None
+    # The second process waits less at first, the third more at once than the second ever did.
+    waits = {"start": [0.5, 2.0], "resume": [0.25, 1.0], "again": [3.0, 4.0]}
+    seconds = 0.0
+    for kind, process in waits.items():
+        run.log("resume" if kind == "again" else kind, step=int(seconds))
+        for wait in process:
+            seconds += 10.0
+            run.log("train", step=int(seconds), tokens=1, seconds=seconds, wall_seconds=seconds,
+                    loss=5.0, ms=1.0, wait_seconds=wait)  # fmt: skip
+    assert page_data([run])["runs"][0]["wait_share"] == pytest.approx((2.0 + 1.0 + 4.0) / 60)
 
 
 @pytest.mark.parametrize(
@@ -279,16 +183,41 @@ def test_mask_frames_are_the_mask(tmp_path: Path, overrides: list[str]) -> None:
         assert first == dense.int().argmax(1).tolist()
 
 
+def test_recipes_without_a_window_share_a_picture_whatever_their_length(tmp_path: Path) -> None:
+    window = ("attention.window=blocks", "attention.window_start=128", "attention.window_end=512")
+    configs = [made_config(f"train.steps={40 + n}", recipe=f"old-{n}") for n in range(6)]
+    configs += [made_config(*window, f"train.steps={40 + n}", recipe=f"new-{n}") for n in range(2)]
+    runs = [made_run(tmp_path / config.recipe, config) for config in configs]
+    masks = page_data(runs)["masks"]
+    assert [mask["groups"] for mask in masks] == [[0, 1, 2, 3, 4, 5], [6], [7]]
+
+
+def test_pictures_of_documents_are_those_of_the_own_dataset(tmp_path: Path) -> None:
+    def pictures(*overrides: str) -> int:
+        runs = [
+            made_run(tmp_path / f"{overrides}{name}", made_config(*overrides), dataset=name)
+            for name in ("one", "two")
+        ]
+        return len(page_data(runs)["masks"])
+
+    assert pictures("attention.documents=true") == 2
+    assert pictures("attention.documents=false") == 1
+
+
 def test_the_published_curve_lies_under_its_record(tmp_path: Path) -> None:
-    config = made_config("train.steps=250", recipe="record-16", track="small")
+    config = resolve("record-16", "small", ["train.steps=250", "train.seed=3"]).config
     data = page_data([made_run(tmp_path / "a", config, slope=0.01, every=125)])
     shown = data["published"][0]
+    assert shown["changed"] == []
     assert (shown["record"], shown["steps"], shown["points"][-1]["step"]) == (16, 1480, 1480)
     rows = {row["step"]: row for row in shown["runs"][0]["rows"]}
     assert set(rows) == {0, 125, 250}
     assert rows[125]["deviations"] == pytest.approx((5.75 - 4.4164) / 0.0116, rel=0.01)
     elsewhere = config.model_copy(update={"track": "nano"})
     assert page_data([made_run(tmp_path / "b", elsewhere)])["published"] == []
+    impostor = made_config("model.softcap=15.0", recipe="record-16", track="small")
+    changed = page_data([made_run(tmp_path / "c", impostor)])["published"][0]["changed"]
+    assert {"batch.tokens", "model.layers", "data.dir"} < set(changed)
 
 
 def test_inputs_refused(tmp_path: Path) -> None:
@@ -309,6 +238,16 @@ def test_a_folder_of_runs_is_its_runs(tmp_path: Path) -> None:
         made_run(tmp_path / name, made_config())
     inputs = read_inputs([tmp_path / "b", tmp_path])
     assert [run.path.name for run in inputs.runs] == ["b", "a"]
+
+
+def test_a_race_under_way_is_its_runs_so_far(tmp_path: Path) -> None:
+    race = tmp_path / "races" / "race"
+    for name in ("b-s0", "a-s0"):
+        made_run(race / "runs" / name, made_config(recipe=name[0]))
+    assert [run.path.name for run in read_inputs([race]).runs] == ["a-s0", "b-s0"]
+    entry = {"recipe": "b", "seed": 0, "run": "runs/b-s0"}
+    (race / "race.json").write_text(json.dumps({"target": 4.0, "entries": [entry]}))
+    assert [run.path.name for run in read_inputs([race]).runs] == ["b-s0"]  # its own word then
 
 
 def test_report_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
-import json
-import os
-import select
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,141 +14,11 @@ from speedrun.config.resolve import resolve
 from speedrun.report.page import build_page
 from speedrun.report.page.watch import Server, Source
 from speedrun.train.run import RunFolder
-from tests.waiting import PATIENCE, wait_for
+from tests.report.browser import CHROMIUM, Browser
+from tests.report.made import made_config
+from tests.report.made import made_run as plain_run
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--remote-debugging-pipe",
-)  # fmt: skip
-# Chromium wants its pipe on descriptors 3 and 4; copies above 9 keep clear of both.
-LAUNCH = """
-import fcntl, os, sys
-copies = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
-for fd, place in zip(copies, (3, 4)):
-    os.dup2(fd, place)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
-# A figure is drawn in the frame after the one that finds its width.
-FRAMES = """new Promise((done) => {
-  let left = 4;
-  (function next() { left-- ? requestAnimationFrame(next) : done(); })();
-})"""
-KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Tab": 9, "Enter": 13}
-
-
-class Browser:
-    """One tab. Commands and events are JSON messages ended by a zero byte, on fds 3 and 4."""
-
-    def __init__(self, profile: Path) -> None:
-        assert CHROMIUM is not None
-        (theirs_in, self._out), (self._in, theirs_out) = os.pipe(), os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, str(theirs_in), str(theirs_out), CHROMIUM, *FLAGS,
-             f"--user-data-dir={profile}"],
-            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._buffer, self._ids = b"", itertools.count(1)
-        self._session: str | None = None
-        self.events: list[dict[str, Any]] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-        self.call("Page.setLifecycleEventsEnabled", enabled=True)
-
-    def _receive(self) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            assert select.select([self._in], [], [], PATIENCE)[0], "the browser is silent"
-            piece = os.read(self._in, 1 << 16)
-            assert piece, "the browser is gone"
-            self._buffer += piece
-        message, _, self._buffer = self._buffer.partition(b"\0")
-        found: dict[str, Any] = json.loads(message)
-        return found
-
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        message = {"id": next(self._ids), "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive()
-            if answer.get("id") == message["id"]:
-                assert "error" not in answer, answer
-                found: dict[str, Any] = answer["result"]
-                return found
-            self.events.append(answer)
-
-    def js(self, text: str) -> Any:
-        """The value of `text`; what it sets off is drawn before this returns."""
-        found = self.call("Runtime.evaluate", expression=text, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        self.settle()
-        return found["result"].get("value")
-
-    def settle(self) -> None:
-        self.call("Runtime.evaluate", expression=FRAMES, awaitPromise=True)
-
-    def until(self, text: str) -> None:
-        wait_for(lambda: bool(self.js(text)), text)
-
-    def open(
-        self, address: str, *, width: int = 1200, dark: bool = False, offline: bool = True
-    ) -> None:
-        self.events.clear()
-        self.call("Network.emulateNetworkConditions", offline=offline, latency=0,
-                  downloadThroughput=-1, uploadThroughput=-1)  # fmt: skip
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900,
-                  deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
-        self.media("", dark)
-        loader = self.call("Page.navigate", url=address)["loaderId"]
-        while not self._loaded(loader):  # the page before may have the same address
-            self.events.append(self._receive())
-        self.settle()
-
-    def _loaded(self, loader: str) -> bool:
-        news = [e["params"] for e in self.events if e.get("method") == "Page.lifecycleEvent"]
-        return any(one["loaderId"] == loader and one["name"] == "load" for one in news)
-
-    def media(self, kind: str, dark: bool) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", media=kind, features=[scheme])
-
-    def press(self, key: str) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                      windowsVirtualKeyCode=KEYS[key])  # fmt: skip
-        self.settle()
-
-    def problems(self) -> list[Any]:
-        """Exceptions, console errors and warnings, and every request but for the page itself."""
-        self.js("1")
-        bad = []
-        for event in self.events:
-            method, params = event.get("method"), event.get("params", {})
-            entry = params.get("entry", {}).get("level") or params.get("type")
-            if method == "Runtime.exceptionThrown" or (
-                method in ("Log.entryAdded", "Runtime.consoleAPICalled")
-                and entry in ("error", "warning")
-            ):
-                bad.append(params)
-            if method == "Network.requestWillBeSent":
-                address = params["request"]["url"]
-                if not address.startswith(("file:", "data:", "http://127.0.0.1:")):
-                    bad.append(address)
-        return bad
-
-    def close(self) -> None:
-        self.call("Browser.close")
-        self._process.wait(PATIENCE)
-        os.close(self._out)
-        os.close(self._in)
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +184,84 @@ def test_dark_light_and_paper(browser: Browser, page: str) -> None:
     pdf = base64.b64decode(browser.call("Page.printToPDF", printBackground=True)["data"])
     assert pdf.startswith(b"%PDF")
     assert browser.problems() == []
+
+
+def words(browser: Browser, out: Path, page: str, section: str) -> str:
+    """What a section of a page says."""
+    out.write_text(page)
+    browser.open(out.as_uri())
+    assert browser.problems() == []
+    found: str = browser.js(f"document.querySelector('#{section}').textContent")
+    return found
+
+
+def test_a_change_without_a_number_is_listed_and_counted(browser: Browser, tmp_path: Path) -> None:
+    def row(switch: str, effect: float | None, n: int) -> dict[str, Any]:
+        p = None if effect is None else 0.001
+        return {"switch": switch, "metric": "tokens_to_target", "effect": effect, "low": effect,
+                "high": effect, "p": p, "p_holm": p and 3 * p, "n": n, "of": 3}  # fmt: skip
+
+    effects = [row("slow", None, 1), row("good", -9.0, 3), row("bad", 8.0, 3)]
+    effects += [one | {"metric": "val_loss"} for one in effects]
+    page = build_page([], None, {"recipe": "modern", "effects": effects})
+    text = words(browser, tmp_path / "page.html", page, "ablation")
+    assert "correction for 3 tests" in text
+    assert "not all pairs have a number" in text
+    browser.js("document.querySelector('input[name=effect][value=tokens_to_target]').click()")
+    text = browser.js("document.querySelector('#ablation').textContent")
+    assert "correction for 3 tests" in text
+    assert "not all pairs reached the target" in text
+    drawn = ticks(browser, "forest-figure")
+    assert [word for word in drawn if word in ("bad", "good", "slow")] == ["bad", "good", "slow"]
+    assert "1 of 3 pairs reached the target" in drawn
+    assert browser.js("document.querySelectorAll('#forest-figure circle.effect').length") == 2
+    last = "[...document.querySelectorAll('#ablation tr')].at(-1).cells"
+    assert browser.js(f"[...{last}].map(c => c.textContent).slice(0, 6)") == [
+        "slow", "–", "–", "–", "–", "1 of 3",
+    ]  # fmt: skip
+    assert "2 of 3" in browser.js("document.querySelector('#result').textContent")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ([100, 9000], [50, 60], "the seeds differ too much for an interval"),
+        ([100], [50], "one seed: no interval"),
+        ([100, 101], [50], "one seed: no interval"),
+    ],
+)
+def test_why_a_ratio_has_no_interval(
+    browser: Browser, tmp_path: Path, first: list[int], second: list[int], reason: str
+) -> None:
+    entries = [
+        {"recipe": recipe, "seed": seed, "tokens_to_target": tokens}
+        for recipe, values in (("slow", first), ("fast", second))
+        for seed, tokens in enumerate(values)
+    ]
+    page = build_page([], {"target": 4.0, "entries": entries})
+    assert reason in words(browser, tmp_path / "page.html", page, "result")
+
+
+def test_what_a_run_sets_otherwise_than_its_record_is_said(
+    browser: Browser, tmp_path: Path
+) -> None:
+    config = resolve("record-09", "small", ["train.steps=250", "model.softcap=15.0"]).config
+    page = build_page([plain_run(tmp_path / "a", config, slope=0.01, every=125)])
+    said = "record-09 is set otherwise than record 9 in model.softcap."
+    for section in ("published", "loss"):
+        assert said in words(browser, tmp_path / "page.html", page, section)
+
+
+def test_pictures_left_out_are_named(browser: Browser, tmp_path: Path) -> None:
+    window = ("attention.window=blocks", "attention.window_start=128", "attention.window_end=512")
+    runs = [
+        plain_run(tmp_path / f"{steps}", made_config(*window, f"train.steps={steps}"))
+        for steps in range(40, 48)
+    ]
+    text = words(browser, tmp_path / "page.html", build_page(runs), "mask")
+    assert "small: modern (train.steps=46), modern (train.steps=47)." in text
+    text = words(browser, tmp_path / "page.html", build_page(runs[:6]), "mask")
+    assert "No picture" not in text
 
 
 def test_the_live_page_draws_what_is_logged(browser: Browser, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ def runs(tmp_path: Path) -> Make:
             final = seed == len(losses) - 1
             folder = tmp_path / f"run{seed}"
             folder.mkdir(exist_ok=True)
-            chosen = [*words, f"train.seed={seed}", "train.target=4.0", *(last if final else ())]
+            chosen = [*words, f"train.seed={seed}", *(last if final else ())]
             config = resolve("modern", "nano", chosen).config
             (folder / "config.toml").write_text(to_toml(config))
             facts = {
-                "recipe": "modern", "track": "nano", "seed": config.train.seed, "val_loss": loss,
-                "steps": 100, "tokens": 819200, "target": 4.0, "train_seconds": 60.0 + seed,
+                "recipe": "modern", "track": "nano", "seed": config.train.seed,
+                "val_loss": None if math.isnan(loss) else loss,
+                "steps": 100, "tokens": 819200, "target": 4.3, "train_seconds": 60.0 + seed,
                 "wall_seconds": 70.0, "params": 5, "stopped_early": False,
                 "dataset_fingerprint": "d" * 64, **((summary or {}) if final else {}),
             }  # fmt: skip
@@ -56,6 +58,10 @@ def test_runs_that_keep_the_rules_make_one_entry(runs: Make, tmp_path: Path) -> 
     assert entry["train_seconds"] == 61.0
     submit(runs(), board, 0.01)  # again: still one
     assert len(read(board)) == 1
+    submit(runs(words=("model.softcap=20.0",)), board, 0.01)  # another config: another entry
+    assert len(read(board)) == 2
+    with pytest.raises(RunError, match="is weaker"):
+        submit(runs(), board, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +76,9 @@ def test_runs_that_keep_the_rules_make_one_entry(runs: Make, tmp_path: Path) -> 
         ({"summary": {"stopped_early": True}}, "same step", "stopped before its end"),
         ({"code": "f" * 64}, "same code", "ffffffffffff"),
         ({"words": ("train.stop=target",)}, "same step", "choose its own end"),
+        ({"words": ("train.target=7.0",)}, "leaves to the track", "train.target is 7.0, not 4.3"),
+        ({"words": ("validation.tokens=512",)}, "leaves to the track", "is 512, not 32768"),
+        ({"losses": (3.9, float("nan"), 3.9)}, "at p < 0.01", "p undefined"),
     ],
 )
 def test_a_broken_rule_is_quoted(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from speedrun.science.published import compare, curves, record_of, spread_at
+from speedrun.config.resolve import resolve
+from speedrun.science.published import compare, curves, record_of, set_otherwise, spread_at
 
 
 def test_every_record_with_a_log_is_there() -> None:
@@ -42,6 +44,31 @@ def test_which_runs_have_a_published_curve() -> None:
     assert record_of("record-16", "nano") is None
     assert record_of("record-02", "small") is None  # no log with validation steps exists
     assert record_of("best", "small") is None
+
+
+def test_every_record_is_itself_wherever_it_is_run() -> None:
+    place = (
+        "train.seed=3", "train.threads=2", "train.device=cpu", "train.precision=fp32",
+        "train.compile=none", "train.stop=target", "train.target=3.3", "train.steps=100",
+        "data.dir=/elsewhere", "batch.microbatch=1", "attention.backend=dense",
+        "validation.every=50",
+    )  # fmt: skip
+    for record in curves():
+        for overrides in ((), place):
+            config = resolve(f"record-{record:02d}", "small", overrides).config
+            assert set_otherwise(config, record) == []
+
+
+def test_a_name_is_not_taken_for_the_record(tmp_path: Path) -> None:
+    changed = resolve("record-18", "small", ["batch.tokens=65536", "model.softcap=30.0"]).config
+    assert set_otherwise(changed, 18) == ["model.softcap", "batch.tokens"]
+    file = tmp_path / "record-18.toml"
+    file.write_text('extends = "record-17"\n')
+    config = resolve(str(file), "small").config
+    assert record_of(config.recipe, config.track) == 18
+    assert "schedule.steps" in set_otherwise(config, 18)
+    unplaced = resolve("record-18", "small", ["data.dir="]).config
+    assert set_otherwise(unplaced, 18) == ["data.dir"]
 
 
 def test_difference_in_standard_deviations() -> None:

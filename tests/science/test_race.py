@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from scipy import stats as scipy_stats
 
+from speedrun.config.files import names
 from speedrun.config.resolve import resolve
-from speedrun.errors import ConfigError
+from speedrun.data.build import build_dataset
+from speedrun.errors import ConfigError, RunError
 from speedrun.science.ablate import ablate, effects, family, techniques
 from speedrun.science.race import race, statistics
 from speedrun.train.run import RunFolder
@@ -161,7 +163,8 @@ def test_effects_match_scipy_and_holm() -> None:
     assert worse["decided"] is True
     assert rows["val_loss", "same"]["decided"] is False
     assert rows["val_loss", "same"]["more_seeds"] > 0
-    assert rows["tokens_to_target", "worse"]["n"] == 2
+    late = rows["tokens_to_target", "worse"]
+    assert (late["n"], late["of"], late["effect"], late["decided"]) == (2, 3, None, False)
     assert rows["seconds_to_target", "same"]["effect"] is None
 
 
@@ -170,7 +173,7 @@ def test_the_techniques_of_a_recipe_are_those_it_has() -> None:
     assert {"Muon", "softcap", "value embeddings", "U-net skips", "window"} <= record.keys()
     assert "value residual" not in record
     assert "Muon" not in techniques(resolve("modern", "nano").config)
-    for recipe in ("record-03", "record-09", "record-14", "record-18"):
+    for recipe in names("recipe"):
         for settings in techniques(resolve(recipe, "nano").config).values():
             resolve(recipe, "nano", settings)  # every one can be switched off alone
 
@@ -179,9 +182,65 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
     config = resolve("modern", "nano").config
     with pytest.raises(ConfigError, match=r"'model.softcpa'; nearest known: 'model.softcap'"):
         family(config, ["model.softcpa=1"])
-    with pytest.raises(ConfigError, match="different recipes"):
+    with pytest.raises(ConfigError, match="must differ"):
         race(["modern", "modern"], "nano", 2, tmp_path)
     with pytest.raises(ConfigError, match="no target"):
         race(["modern"], "nano", 2, tmp_path, overrides=["train.target=0.0"])
     with pytest.raises(ConfigError, match="at least 2"):
         ablate("modern", "nano", 1, tmp_path)
+    with pytest.raises(ConfigError, match="probability"):
+        ablate("modern", "nano", 2, tmp_path, alpha=5.0)
+    with pytest.raises(ConfigError, match=r"train.seed is set by the command"):
+        ablate("modern", "nano", 2, tmp_path, switches=["train.seed=5"])
+    for word in ("train.seed=5", "train.stop=steps"):
+        with pytest.raises(ConfigError, match=r"is set by the command"):
+            race(["modern"], "nano", 2, tmp_path, overrides=[word])
+
+
+def test_recipes_of_another_target_or_dataset_are_refused(
+    tiny_dataset: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three\n" * 4000)
+    build_dataset([str(text)], tmp_path / "data", "byte", max_document_bytes=2048)
+    track = tmp_path / "open.toml"
+    track.write_text('why = "no target, no data"\n')
+
+    def recipe(name: str, dataset: Path, target: float) -> str:
+        path = tmp_path / f"{name}.toml"
+        path.write_text(
+            f'extends = "modern"\n[data]\ndir = "{dataset}"\n[train]\ntarget = {target}\n'
+        )
+        return str(path)
+
+    a, b = recipe("a", tiny_dataset, 4.0), recipe("b", tiny_dataset, 3.0)
+    with pytest.raises(ConfigError, match=r"a has the target 4.0, b 3.0"):
+        race([a, b], str(track), 1, tmp_path / "race")
+    with pytest.raises(ConfigError, match="different datasets"):
+        race([a, recipe("c", tmp_path / "data", 4.0)], str(track), 1, tmp_path / "race")
+
+
+@pytest.mark.slow
+def test_a_race_of_no_steps_and_one_cut_short(tiny_dataset: Path, tmp_path: Path) -> None:
+    overrides = [*words(tiny_dataset), "train.target=9.0"]
+    result = race(["modern", "record-03"], "nano", 1, tmp_path, overrides=overrides, budget=3)
+    assert {entry["steps_to_target"] for entry in result["entries"]} == {0}
+    assert "ratio" not in result["statistics"]["record-03"]["tokens_to_target"]
+    for entry in result["entries"]:
+        assert RunFolder(tmp_path / entry["run"]).load_config().steps == 3
+    long = race(["modern"], "nano", 1, tmp_path, overrides=overrides, budget=10_000)
+    run = RunFolder(tmp_path / long["entries"][0]["run"])
+    assert run.load_config().steps == 12  # a budget does not lengthen a run
+
+
+@pytest.mark.slow
+def test_a_recipe_edited_during_a_race_is_noticed(tiny_dataset: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('extends = "modern"\n')
+
+    def edit(text: str) -> None:
+        if "seed 1: running" in text:
+            recipe.write_text('extends = "modern"\n[model]\nsoftcap = 15.0\n')
+
+    with pytest.raises(RunError, match=r"model.softcap changed while the runs of mine"):
+        race([str(recipe)], "nano", 2, tmp_path / "race", overrides=words(tiny_dataset), say=edit)

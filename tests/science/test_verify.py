@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
+from speedrun.config.resolve import resolve, to_toml
 from speedrun.errors import ConfigError
 from speedrun.science.command import verify_command
 from speedrun.science.published import TARGET, curves
@@ -147,11 +148,24 @@ def test_notes_on_what_misleads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     for words in ("different recipes: modern, other", "different steps", "share a seed"):
         assert words in shown
+    assert "by construction" not in shown
+    (first / "config.toml").write_text(
+        to_toml(resolve("modern", "nano", ["train.stop=target"]).config)
+    )
+    verify_command([first, second, third], 3.28, 0.01, None, None, False)
+    assert "by construction" in capsys.readouterr().out
+
+
+def test_a_run_that_diverged_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_folder(tmp_path / f"{i}", 3.27, seed=i) for i in range(3)]
+    runs.append(run_folder(tmp_path / "ill", None, seed=3))  # NaN is null in a summary
+    assert verify_command(runs, 3.28, 0.01, None, None, True) == 1
+    assert json.loads(capsys.readouterr().out)["n"] == 4
 
 
 def test_command_misuse(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a", 3.27)
-    early = run_folder(tmp_path / "early", None)
+    early = run_folder(tmp_path / "early", 3.27, stopped_early=True)
     (tmp_path / "file.csv").write_text("3.1\n")
     cases: list[tuple[list[Path], float | None, Path | None, str]] = [
         ([], 3.28, None, "either run folders or --losses"),
@@ -159,7 +173,7 @@ def test_command_misuse(tmp_path: Path) -> None:
         ([], None, tmp_path / "file.csv", "--target is needed"),
         ([run, tmp_path / "." / "a"], 3.28, None, "given twice"),
         ([tmp_path], 3.28, None, "not a run folder"),
-        ([early], 3.28, None, "before its first validation"),
+        ([early], 3.28, None, "stopped before its end"),
     ]
     for runs, target, losses, sentence in cases:
         with pytest.raises(ConfigError, match=sentence) as caught:

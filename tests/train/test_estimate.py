@@ -5,7 +5,7 @@ import torch
 
 from speedrun.config.resolve import resolve
 from speedrun.model.gpt import GPT
-from speedrun.model.mask import first_key
+from speedrun.model.mask import dense_mask
 from speedrun.train.estimate import (
     estimate,
     flops_per_token,
@@ -40,9 +40,16 @@ def test_visible_keys_follow_the_window() -> None:
     assert visible_keys(resolve("modern", "nano").config) == 256.5
     words = ["attention.window=blocks", "attention.window_start=128", "attention.window_end=128"]
     config = resolve("modern", "nano", words).config
-    mask = first_key(torch.zeros(1, 512, dtype=torch.int32), torch.tensor(128), "tokens")
-    exact = (torch.arange(512) - mask + 1).float().mean().item()
-    assert visible_keys(config) == pytest.approx(exact)
+    seen = dense_mask(torch.zeros(1, 512, dtype=torch.int32), torch.tensor(1), "blocks")
+    assert visible_keys(config) == pytest.approx(seen.sum().item() / 512)
+
+
+def test_a_tied_head_is_one_matrix() -> None:
+    tied, untied = (
+        resolve("modern", "nano", [f"model.tied_head={word}"]).config for word in ("true", "false")
+    )
+    counts = [flops_per_token(c, GPT(c.model, 500, c.batch.length)) for c in (tied, untied)]
+    assert counts[0] == counts[1]
 
 
 def test_microbatches_follow_from_memory() -> None:

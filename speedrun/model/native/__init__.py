@@ -63,6 +63,8 @@ class Kernel:
         """Arguments in the order of the C signature: 4-d tensors as views, the rest as pointers."""
         B, H, T, K = q.shape
         assert k.shape == (B, k.shape[1], T, K), "one row of keys per row of queries"
+        assert views[2].shape == k.shape, "one value per key"  # type: ignore[union-attr]
+        assert views[3].shape == (B, T), "one first key per query"  # type: ignore[union-attr]
         assert H % k.shape[1] == 0, "query heads share key heads evenly"
         arguments: list[object] = [(ctypes.c_int64 * 5)(B, H, k.shape[1], T, K)]
         for x in views:
@@ -116,13 +118,13 @@ def _processor() -> str:
     )
 
 
-def _folder() -> Path:
+def _folder() -> Path | None:
     home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun")
     try:
         folder = home.expanduser() / "native"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # read-only, or no home at all
-        return Path(tempfile.mkdtemp(prefix="speedrun-"))
+        return None
     return folder
 
 
@@ -139,7 +141,10 @@ def load() -> Kernel | str:
     texts = [source.read_text() for source in SOURCES]
     parts = (*texts, version.stdout, " ".join(FLAGS), _processor())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    library = _folder() / f"kernels-{key}.so"
+    home, name = _folder(), f"kernels-{key}.so"
+    if home is None or not ((home / name).exists() or os.access(home, os.W_OK)):
+        home = Path(tempfile.mkdtemp(prefix="speedrun-"))
+    library = home / name
     if not library.exists():
         # Ranks that start together each build their own file; the last rename wins.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:

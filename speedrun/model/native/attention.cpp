@@ -39,7 +39,7 @@ inline vec larger(vec a, vec b) { return a > b ? a : b; }
 
 // 2^x for x <= 0, and 0 below -125: round to a whole power, a polynomial for the rest.
 inline vec power_of_two(vec x) {
-  vec kept = larger(x, all(-125.f));
+  vec kept = larger(all(-125.f), x);  // in this order a NaN stays one
   vec shifted = kept + 12582912.f;  // 1.5 * 2^23: the sum's low bits are round(x)
   vec r = (kept - (shifted - 12582912.f)) * LN2;
   vec p = all(1.f / 5040);

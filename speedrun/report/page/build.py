@@ -138,6 +138,7 @@ def _published(groups: Sequence[Group]) -> list[dict[str, Any]]:
             {
                 "group": index,
                 "record": record,
+                "changed": published.set_otherwise(group.config, record),
                 "steps": curve.steps,
                 "borrowed": published.SPREAD_OF.get(record),
                 "points": [

@@ -1,14 +1,15 @@
 """Runs side by side: which belong together, who reached the target when, what was set otherwise.
 
-Runs whose configs differ only in seed, place and machine are one group: its seeds. Times to the
-target are the first validation at or below it. Ratios are to the first group, by Fieller's interval
-with Welch's degrees of freedom; a group in which a seed missed the target has no mean to compare.
+Runs on the same data whose configs differ only in seed, place and machine are one group: its seeds.
+Times to the target are the first validation at or below it. Ratios are to the first group, by
+Fieller's interval with Welch's degrees of freedom; a group in which a seed missed the target has no
+mean to compare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ SHORT_LABEL = 2  # settings named in a label before it becomes a number
 class Group:
     label: str
     config: Config
+    dataset: str  # its fingerprint; empty while no run of the group has begun
     runs: tuple[RunData, ...]
 
 
@@ -41,39 +43,60 @@ def _settings(config: Config) -> dict[str, Any]:
 def group_runs(
     runs: Sequence[RunData], changes: Mapping[str, Sequence[str]] | None = None
 ) -> list[Group]:
-    """Runs by recipe, track and settings, in order of first appearance, with distinct labels.
+    """Runs by recipe, track, settings and data, in order of first appearance, with distinct labels.
 
-    `changes` are an ablation's names for settings: groups that differ by them are called so.
+    `changes` are an ablation's names for settings: groups that differ by them are called so. A run
+    that has not begun has no dataset yet; it goes with the first run that is set alike.
     """
-    members: dict[str, list[RunData]] = {}
-    for run in runs:
-        key = f"{run.config.recipe} {run.config.track} {_settings(run.config)}"
-        members.setdefault(key, []).append(run)
+    keys = [f"{run.config.recipe} {run.config.track} {_settings(run.config)}" for run in runs]
+    first_dataset: dict[str, str] = {}
+    for key, run in zip(keys, runs, strict=True):
+        if run.dataset_fingerprint:
+            first_dataset.setdefault(key, run.dataset_fingerprint)
+    members: dict[tuple[str, str], list[RunData]] = {}
+    for key, run in zip(keys, runs, strict=True):
+        dataset = run.dataset_fingerprint or first_dataset.get(key, "")
+        members.setdefault((key, dataset), []).append(run)
     groups: list[Group] = []
-    for found in members.values():
+    for (_, dataset), found in members.items():
         config = found[0].config
-        label = config.recipe or found[0].folder.path.name
-        same = [group for group in groups if group.config.recipe == config.recipe]
+        group = Group(config.recipe or found[0].folder.path.name, config, dataset, tuple(found))
+        same = [other for other in groups if other.config.recipe == config.recipe]
+        label = group.label
         if same:
-            name = _named_change(same[0].config, config, changes or {})
-            label = name or f"{label} ({_what_differs(same[0].config, config, len(same) + 1)})"
-        if any(group.label == label for group in groups):
+            name = _named_change(same[0], group, changes or {})
+            label = name or f"{label} ({_what_differs(same[0], group, len(same) + 1)})"
+        if any(other.label == label for other in groups):
             label += f" #{len(groups) + 1}"
-        groups.append(Group(label, config, tuple(found)))
+        groups.append(replace(group, label=label))
     return groups
 
 
-def _what_differs(first: Config, other: Config, number: int) -> str:
-    before = _settings(first)
-    changed = [f"{k}={value_text(v)}" for k, v in _settings(other).items() if before[k] != v]
-    if first.track != other.track:
-        changed.insert(0, other.track)
-    return ", ".join(changed) if len(changed) <= SHORT_LABEL else f"variant {number}"
+def _what_differs(first: Group, other: Group, number: int) -> str:
+    before, after = _settings(first.config), _settings(other.config)
+    changed = [f"{key}={value_text(value)}" for key, value in after.items() if before[key] != value]
+    if first.config.track != other.config.track:
+        changed.insert(0, other.config.track)
+    if len(changed) > SHORT_LABEL:
+        changed = [f"variant {number}"]
+    if _on_other_data(first, other):
+        folder = Path(other.config.data.dir).name
+        changed.append(" ".join(filter(None, ("dataset", folder, other.dataset[:8]))))
+    return ", ".join(changed)
 
 
-def _named_change(first: Config, other: Config, changes: Mapping[str, Sequence[str]]) -> str:
-    """What an ablation calls the difference between two configs; empty if it has no name for it."""
-    before, after = ({k: value_text(v) for k, v in _settings(c).items()} for c in (first, other))
+def _on_other_data(first: Group, other: Group) -> bool:
+    return bool(first.dataset and other.dataset) and first.dataset != other.dataset
+
+
+def _named_change(first: Group, other: Group, changes: Mapping[str, Sequence[str]]) -> str:
+    """What an ablation calls the difference between two groups; empty if it has no name for it."""
+    if _on_other_data(first, other):
+        return ""
+    before, after = (
+        {key: value_text(value) for key, value in _settings(group.config).items()}
+        for group in (first, other)
+    )
     changed = {key: text for key, text in after.items() if before[key] != text}
     for name, settings in changes.items():
         wanted = {key: value_text(value) for key, value in map(parse_override, settings)}
@@ -190,9 +213,13 @@ def _group_of(recipe: str, groups: Sequence[Group]) -> int | None:
 
 
 def config_differences(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Keys that some groups set differently, with every group's value."""
+    """Keys that some groups set differently, with every group's value; the data is one of them."""
     if len(groups) < 2:
         return []
     tables = [_settings(group.config) | {"track": group.config.track} for group in groups]
     keys = [key for key in tables[0] if len({repr(table[key]) for table in tables}) > 1]
-    return [{"key": key, "values": [value_text(table[key]) for table in tables]} for key in keys]
+    rows = [{"key": key, "values": [value_text(table[key]) for table in tables]} for key in keys]
+    datasets = [group.dataset[:8] for group in groups]
+    if len(set(datasets) - {""}) > 1:
+        rows.append({"key": "dataset", "values": datasets})
+    return rows

@@ -47,14 +47,16 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
                 if (file.parent / place / "config.toml").is_file():
                     add(file.parent / place)
         if path.is_dir() and not any((path / name).is_file() for name in RESULTS):
-            inside = sorted(config.parent for config in path.glob("*/config.toml"))
+            inside = sorted(path.glob("*/config.toml"))
+            # A race or an ablation under way has no result yet, but runs.
+            inside = inside or sorted(path.glob("runs/*/config.toml"))
             if not inside:
                 raise ConfigError(
                     f"{path} holds neither a run (config.toml), nor {' or '.join(RESULTS)}, nor "
                     "folders of runs; name a run folder"
                 )
-            for folder in inside:
-                add(folder)
+            for config in inside:
+                add(config.parent)
     return Inputs(
         tuple(runs.values()), results.get("race"), results.get("ablation"), tuple(files)
     )  # fmt: skip

@@ -27,11 +27,17 @@ MOST_PICTURES = 6
 
 
 def mask_frames(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """One picture for each way of attending among the groups."""
+    """One picture for each way of attending among the groups, up to a number.
+
+    Steps only matter to a window that grows over them, a dataset only where documents are told
+    apart.
+    """
     pictures: dict[str, dict[str, Any]] = {}
     for index, group in enumerate(groups):
         config = group.config
-        key = f"{config.attention} {config.batch.length} {config.steps}"
+        steps = config.steps if config.attention.window != "none" else 0
+        dataset = group.dataset if config.attention.documents else ""
+        key = f"{config.attention} {config.batch.length} {steps} {dataset}"
         if key in pictures:
             pictures[key]["groups"].append(index)
         elif len(pictures) < MOST_PICTURES:

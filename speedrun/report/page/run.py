@@ -57,7 +57,7 @@ def read_run(folder: RunFolder, points: int) -> RunData:
         "samples": _samples(rows),
         "summary": dict(summary),
         "peak_flops": next((row["peak_flops"] for row in starts if row.get("peak_flops")), None),
-        "wait_share": _wait_share(train),
+        "wait_share": _wait_share(rows),
         "command": repeat_command(config),
         "environment": _environment(folder, summary),
     }
@@ -131,11 +131,15 @@ def _thinned(rows: Sequence[Row], points: int, batch_tokens: int) -> dict[str, l
     return found
 
 
-def _wait_share(train: Sequence[Row]) -> float | None:
-    """Part of the training time spent waiting for data; its clock starts with each process."""
-    if not train or train[-1].get("wait_seconds") is None or not train[-1]["seconds"]:
-        return None
-    return float(train[-1]["wait_seconds"]) / float(train[-1]["seconds"])
+def _wait_share(rows: Sequence[Row]) -> float | None:
+    """Part of the training time spent waiting for data; each process counts its wait from zero."""
+    waits, seconds = [0.0], 0.0
+    for row in rows:
+        if row["kind"] in ("start", "resume"):
+            waits.append(0.0)
+        elif row["kind"] == "train" and row.get("wait_seconds") is not None:
+            waits[-1], seconds = float(row["wait_seconds"]), float(row["seconds"])
+    return sum(waits) / seconds if seconds else None
 
 
 def _mean(values: Iterator[float | None]) -> float | None:
@@ -163,10 +167,10 @@ def _events(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
-        {"step": row.get("step"), "prompt": row.get("prompt", ""),
-         "text": str(row.get("text", ""))[:SAMPLE_CHARACTERS]}
-        for row in rows if row["kind"] == "sample"
-    ][-MOST_SAMPLES:]  # fmt: skip
+        {"prompt": row.get("prompt", ""), "text": str(row.get("text", ""))[:SAMPLE_CHARACTERS]}
+        for row in rows
+        if row["kind"] == "sample"
+    ][-MOST_SAMPLES:]
 
 
 def _environment(folder: RunFolder, summary: Row) -> dict[str, Any]:

@@ -145,6 +145,8 @@ function maskSection(D, S, box, again) {
   const made = mask.real ? "Documents are those of the first validation row."
     : "Documents are made up here: the run’s dataset is not at hand.";
   const total = mask.frames[0].partial.length;
+  const left = D.groups.filter((_, index) => !D.masks.some((one) => one.groups.includes(index)));
+  const unseen = left.length ? `No picture, to keep the page small: ${left.map((one) => one.label).join(", ")}.` : "";
   const swatch = (color, text) => el("span", { class: "line" },
     el("span", { class: "swatch", style: `background:var(${color})` }), text);
   box.append(
@@ -160,7 +162,8 @@ function maskSection(D, S, box, again) {
       last > 0 ? slider : null, facts,
       el("p", { class: "small" }, swatch("--full", "full block: no mask needed"),
         swatch("--partial", "partial block: mask inside"), swatch("--grid", "skipped"),
-        mask.frames[0].edge.length ? swatch("--seen", "tinted: pairs a query really sees") : null))));
+        mask.frames[0].edge.length ? swatch("--seen", "tinted: pairs a query really sees") : null),
+      el("p", { class: "small", id: "mask-unseen" }, unseen))));
   return true;
 }
 
@@ -171,18 +174,14 @@ function sampleSection(D, S, box) {
     const begun = prompt && written.startsWith(prompt);
     return el("pre", { tabindex: 0 }, begun ? [el("b", {}, prompt), written.slice(prompt.length)] : written);
   };
-  const shown = (run, samples) => {
-    const step = known(samples[0].step) ? `, step ${grouped(samples[0].step)}` : "";
-    return el("div", { class: "sample" },
-      el("h3", {}, named(run.group, D.groups[run.group].label),
-        el("span", { class: "small" }, ` seed ${run.seed}${step}`)),
-      samples.map(text));
-  };
+  const shown = (run, samples) => el("div", { class: "sample" },
+    el("h3", {}, named(run.group, D.groups[run.group].label), el("span", { class: "small" }, ` seed ${run.seed}`)),
+    samples.map(text));
   box.append(el("div", { class: "pairs" }, firsts.map((run) => shown(run, run.samples.slice(-1)))));
   const rest = runs.map((run) => [run, firsts.includes(run) ? run.samples.slice(0, -1) : run.samples])
     .filter(([, samples]) => samples.length);
   if (rest.length) {
-    box.append(el("details", { class: "bare" }, el("summary", {}, "Other seeds and steps"),
+    box.append(el("details", { class: "bare" }, el("summary", {}, "Other samples"),
       el("div", { class: "pairs" }, rest.map(([run, samples]) => shown(run, samples)))));
   }
   return runs.length > 0;

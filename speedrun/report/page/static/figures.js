@@ -46,7 +46,7 @@ function barFigure(box, rows, form, label) {
   });
 }
 
-// rows [{label, text, effect, low, high, verdict}]; verdict 1: it helps, -1: it hurts, 0: open.
+// rows [{label, text, effect, low, high, verdict}]; verdict 1: it helps, -1: it hurts, 0: open. No effect, no mark.
 function forestFigure(box, rows, form, label) {
   const brief = (value) => form(value).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
   const colors = { 1: "var(--good)", "-1": "var(--bad)", 0: "var(--faint)" };
@@ -77,6 +77,7 @@ function forestFigure(box, rows, form, label) {
         svg("text", { class: "strong halo", ...place }, row.label),
         svg("text", { class: "halo", ...beside }, row.text));
       if (known(row.low)) picture.append(whisker(x, row.low, row.high, middle, color));
+      if (!known(row.effect)) return;
       picture.append(svg("circle", {
         class: "effect", cx: x(row.effect), cy: middle, r: 5.5, "stroke-width": 2,
         style: `fill:${row.verdict ? color : "var(--card)"};stroke:${color}`,

@@ -18,7 +18,9 @@ function raceCard(race, row, i, axis) {
   }
   if (!known(row.ratio)) return card(index, name, "–", shortfall || `${race.recipes[0]} has no mean to compare with`);
   const ends = interval(row.ratio_low, row.ratio_high, fixed(2));
-  const bounds = known(row.ratio_low) ? `95% interval ${ends}` : "one seed: no interval";
+  const lone = Math.min(row.n, race.metrics[axis.to][0].n) < 2;
+  const without = lone ? "one seed: no interval" : "the seeds differ too much for an interval";
+  const bounds = known(row.ratio_low) ? `95% interval ${ends}` : without;
   return card(index, name, `${row.ratio.toFixed(2)}×`, `the ${axis.noun} of ${race.recipes[0]}`, bounds);
 }
 
@@ -61,8 +63,8 @@ function runTable(D, axis) {
 // The headline of an ablation: how much is settled, and the largest effects that are.
 function ablationCards(ablation) {
   const alpha = ablation.alpha ?? 0.05;
-  const effects = ablation.effects.filter((one) => one.metric === "val_loss" && known(one.effect));
-  const settled = effects.filter((one) => (one.p_holm ?? one.p ?? 1) < alpha);
+  const effects = ablation.effects.filter((one) => one.metric === "val_loss");
+  const settled = effects.filter((one) => known(one.effect) && (one.p_holm ?? one.p ?? 1) < alpha);
   settled.sort((a, b) => Math.abs(b.effect) - Math.abs(a.effect));
   const largest = settled.slice(0, 3).map((one) => card(null, one.switch, signed(one.effect, 4),
     `on the final loss when ${one.switch.includes("=") ? "set" : "left out"}`, pValue(one.p_holm ?? one.p)));
@@ -103,6 +105,7 @@ function lossSection(D, S, box, again) {
   const averaged = training && stretch > 1 ? `Each point is the mean of ${stretch} steps. ` : "";
   const seeded = D.groups.some((_, i) => runsOf(D, i).length > 1);
   const dashed = overlaid.length ? "dashed: published mean, band ± 2 standard deviations" : "";
+  const unlike = overlaid.map((record) => setOtherwise(D, record)).join("");
   box.append(
     el("div", { class: "controls" },
       choice(S, "curve", "Which loss", { val: "Validation", train: "Training" }, again),
@@ -114,8 +117,17 @@ function lossSection(D, S, box, again) {
       yDomain: S.range === "detail" ? closeUp(series, lines) : null,
     }),
     el("p", { class: "small" }, averaged,
-      seeded ? "Thin lines are single seeds, thick ones their mean over the steps all seeds have." : ""));
+      seeded ? "Thin lines are single seeds, thick ones their mean over the steps all seeds have." : "", unlike));
   return true;
+}
+
+// A recipe's name promises nothing: what a run sets otherwise than the record it is laid over.
+function setOtherwise(D, record) {
+  if (!record.changed.length) return "";
+  const most = 8;
+  const more = record.changed.length - most;
+  const keys = record.changed.slice(0, most).join(", ") + (more > 0 ? ` and ${grouped(more)} more` : "");
+  return ` ${D.groups[record.group].label} is set otherwise than record ${record.record} in ${keys}.`;
 }
 
 // From the best loss up to where the slowest curve stands after an eighth of its way.
@@ -180,8 +192,14 @@ function ablationSection(D, S, box, again) {
   if (!metrics.includes(S.effect)) S.effect = metrics[0];
   const [noun, form] = effectOf(S.effect);
   const alpha = D.ablation.alpha ?? 0.05;
-  const effects = D.ablation.effects.filter((one) => one.metric === S.effect && known(one.effect));
-  effects.sort((a, b) => b.effect - a.effect);
+  const family = D.ablation.effects.filter((one) => one.metric === S.effect);
+  const missing = family.filter((one) => !known(one.effect));
+  const effects = family.filter((one) => known(one.effect)).sort((a, b) => b.effect - a.effect);
+  const pairs = (one) => {
+    const all = one.of ?? D.ablation.seeds;
+    return known(all) && one.n !== all ? `${one.n ?? 0} of ${all}` : one.n ?? "–";
+  };
+  const without = S.effect.endsWith("_to_target") ? "reached the target" : "have a number";
   const rows = effects.map((one) => {
     const p = one.p_holm ?? one.p;
     const settled = known(p) && p < alpha;
@@ -189,6 +207,8 @@ function ablationSection(D, S, box, again) {
     const verdict = settled ? Math.sign(one.effect) : 0;
     return { ...one, label: one.switch, verdict, text: pValue(p) + (settled ? "" : more) };
   });
+  rows.push(...missing.map((one) => (
+    { ...one, label: one.switch, verdict: 0, text: `${pairs(one)} pairs ${without}` })));
   if (metrics.length > 1) {
     const options = Object.fromEntries(metrics.map((metric) => [metric, effectOf(metric)[0]]));
     box.append(el("div", { class: "controls" }, choice(S, "effect", "Effect on", options, again)));
@@ -197,14 +217,15 @@ function ablationSection(D, S, box, again) {
   const header = [["change"], ["effect", "n"], ["95% interval", "n"], ["p", "n"], ["p, Holm", "n"],
     ["pairs", "n"], ["more seeds", "n"], ["settings"]];
   const settings = (one) => (D.ablation.settings?.[one.switch] || []).join(" ");
-  const table = effects.map((one) => [one.switch, form(one.effect),
-    known(one.low) ? interval(one.low, one.high, form) : "–", bare(one.p), bare(one.p_holm), one.n ?? "–",
+  const table = [...effects, ...missing].map((one) => [one.switch, orDash(one.effect, form),
+    known(one.low) ? interval(one.low, one.high, form) : "–", bare(one.p), bare(one.p_holm), pairs(one),
     orDash(one.more_seeds, grouped), { class: "mono", text: settings(one) }]);
   box.append(
     el("p", { class: "say" }, `Effect on ${noun} of one change at a time to ${D.ablation.recipe || "the recipe"}, paired `
       + `by seed, with 95% intervals: what a change makes worse, the technique was good for. Filled marks are settled `
-      + `at ${alpha} after Holm’s correction for ${plural(effects.length, "test")}; “more seeds” is what an open `
-      + "question would take."),
+      + `at ${alpha} after Holm’s correction for ${plural(family.length, "test")}; “more seeds” is what an open `
+      + "question would take.",
+    missing.length ? ` No effect is given where not all pairs ${without}: the lucky ones would flatter it.` : ""),
     forestFigure(el("div", { class: "figure", id: "forest-figure" }), rows, form, `Effect of each switch on ${noun}`),
     el("details", { class: "bare" }, el("summary", {}, "Figures"), fillTable(header, table)));
   return true;
@@ -219,7 +240,7 @@ function publishedSection(D, S, box) {
     const length = record.steps !== group.steps
       ? ` The record ran ${grouped(record.steps)} steps, these ${grouped(group.steps)}.` : "";
     box.append(el("p", { class: "say" }, `${group.label} against the public logs of record ${record.record}: `
-      + `distance from their mean in standard deviations of one run.${borrowed}${length}`));
+      + `distance from their mean in standard deviations of one run.${borrowed}${length}${setOtherwise(D, record)}`));
     const series = record.runs.map((run) => ({
       label: run.name, color, width: 1.8, dots: true,
       points: run.rows.filter((row) => known(row.deviations)).map((row) => [row.step, row.deviations]),

@@ -1,0 +1,124 @@
+"""Runs side by side on the page: which belong together, and the numbers that compare them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speedrun.report.page import page_data, read_inputs
+from speedrun.report.page.compare import statistics
+from speedrun.science import stats
+from speedrun.train.run import RunFolder
+from tests.report.made import made_config, made_run
+
+
+def test_seeds_are_one_group_and_settings_make_another(tmp_path: Path) -> None:
+    configs = [
+        made_config("train.seed=0"), made_config("train.seed=1"),
+        made_config("model.softcap=15.0"), made_config(recipe="other"),
+    ]  # fmt: skip
+    data = page_data([made_run(tmp_path / f"{i}", c) for i, c in enumerate(configs)])
+    assert [g["label"] for g in data["groups"]] == [
+        "modern",
+        "modern (model.softcap=15.0)",
+        "other",
+    ]
+    assert [run["group"] for run in data["runs"]] == [0, 0, 1, 2]
+    assert data["diff"] == [{"key": "model.softcap", "values": ["0.0", "15.0", "0.0"]}]
+
+
+def test_runs_on_other_data_are_another_group(tmp_path: Path) -> None:
+    mine = made_config("data.dir=/there/mine")
+    runs = [
+        made_run(tmp_path / "a", made_config(), dataset="1111111111"),
+        made_run(tmp_path / "b", made_config("train.seed=1"), dataset="2222222222"),
+        made_run(tmp_path / "c", mine, dataset="1111111111"),  # the same data, given by its folder
+        made_run(tmp_path / "d", mine, dataset="3333333333"),
+        made_run(tmp_path / "e", made_config("model.softcap=15.0"), dataset="2222222222"),
+    ]
+    for name, override in (("f", "train.seed=2"), ("g", "model.softcap=30.0")):
+        runs.append(RunFolder(tmp_path / name))  # not begun: its dataset is not known yet
+        runs[-1].create(made_config(override))
+    settings = {"cap": ["model.softcap=15.0"]}
+    ablation = {"recipe": "modern", "effects": [], "settings": settings}
+    data = page_data(runs, None, ablation)
+    assert [run["group"] for run in data["runs"]] == [0, 1, 0, 2, 3, 0, 4]
+    assert [group["label"] for group in data["groups"]] == [
+        "modern",
+        "modern (dataset 22222222)",
+        "modern (dataset mine 33333333)",
+        "modern (model.softcap=15.0, dataset 22222222)",  # not only `without cap`
+        "modern (model.softcap=30.0)",
+    ]
+    datasets = ["11111111", "22222222", "33333333", "22222222", ""]
+    assert data["diff"][-1] == {"key": "dataset", "values": datasets}
+
+
+def test_an_ablation_names_its_groups(tmp_path: Path) -> None:
+    configs = [
+        made_config("model.softcap=15.0", "model.qk_norm=true"),
+        made_config("model.softcap=0.0"),
+        made_config("model.softcap=30.0"),
+        made_config("model.softcap=15.0", "model.qk_norm=false", "model.unet_skips=true"),
+    ]
+    settings = {
+        "cap": ["model.softcap=0.0", "model.qk_norm=true"],
+        "model.softcap=30.0": ["model.softcap=30.0"],
+    }
+    runs = [made_run(tmp_path / f"{i}", config) for i, config in enumerate(configs)]
+    data = page_data(runs, None, {"recipe": "modern", "effects": [], "settings": settings})
+    labels = [group["label"] for group in data["groups"]]
+    assert labels == ["modern", "without cap", "model.softcap=30.0",
+                      "modern (model.qk_norm=false, model.unet_skips=true)"]  # fmt: skip
+    assert data["title"] == "What matters in modern on nano"
+
+
+def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
+    slow = [made_run(tmp_path / f"a{s}", made_config(f"train.seed={s}")) for s in range(3)]
+    fast = [
+        made_run(tmp_path / f"b{s}", made_config(f"train.seed={s}", recipe="fast"), slope=0.2)
+        for s in range(3)
+    ]
+    rows = page_data([*slow, *fast])["race"]["metrics"]
+    assert rows["steps_to_target"][0]["values"] == [30.0, 30.0, 30.0]
+    assert rows["tokens_to_target"][1]["mean"] == 20 * 8192
+    assert rows["tokens_to_target"][1]["ratio"] == pytest.approx(2 / 3)
+    assert rows["seconds_to_target"][1]["mean"] == 10.0
+
+
+def test_statistics_of_a_race() -> None:
+    first, second = [10.0, 11.0, 12.0], [5.0, 5.5, 6.3]
+    found = statistics(second, first)
+    assert found["mean"] == stats.mean(second)
+    assert found["ratio_low"] == stats.ratio_of_means(second, first).low
+    assert statistics([5.0, None], first) == {"n": 2, "reached": 1}
+    assert "ratio" not in statistics(second, [10.0, None])
+
+
+def test_a_race_file_brings_its_runs_and_its_own_statistics(tmp_path: Path) -> None:
+    made_run(tmp_path / "runs" / "one", made_config())
+    entry = {"recipe": "modern", "seed": 0, "run": "runs/one", "tokens_to_target": 81920}
+    unlucky = {"recipe": "other", "seed": 0, "tokens_to_target": None}
+    lucky = {"recipe": "other", "seed": 1, "tokens_to_target": 10}
+    given = {
+        "modern": {"tokens_to_target": {"n": 1, "of": 1, "mean": 5.0}},
+        "other": {"tokens_to_target": {"n": 1, "of": 2, "mean": 10.0, "ratio": 0.1}},
+    }
+    race = {
+        "target": 4.2,
+        "entries": [entry, unlucky, lucky],
+        "statistics": given,
+        "command": "speedrun race x",
+    }
+    (tmp_path / "race.json").write_text(json.dumps(race))
+    inputs = read_inputs([tmp_path])
+    assert [run.path.name for run in inputs.runs] == ["one"]
+    shown = page_data(inputs.runs, inputs.race)["race"]
+    assert shown["target"] == 4.2
+    assert shown["metrics"]["tokens_to_target"][0]["mean"] == 5.0
+    assert shown["metrics"]["steps_to_target"][0]["values"] == [10.0]
+    assert shown["groups"] == [0, None]
+    missed = shown["metrics"]["tokens_to_target"][1]
+    assert missed == {"values": [None, 10], "n": 2, "reached": 1}  # no mean over the lucky seed
