@@ -213,7 +213,7 @@ def print_sample(run: RunFolder, tokens: int) -> None:
     pieces = [prompt]
     print("\nwhat it writes:\n" + prompt, end="")
     for piece in generate(
-        model, tokenizer, prompt, tokens=tokens, temperature=0.7, top_k=40, seed=0
+        model, tokenizer, prompt, tokens=tokens, temperature=1.0, top_k=40, seed=0
     ):
         pieces.append(piece)
         print(piece, end="", flush=True)
