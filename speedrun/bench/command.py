@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
 
 from speedrun.errors import ConfigError
 
@@ -29,24 +31,6 @@ def _loader() -> Figures:
     return figures
 
 
-def _attention() -> Figures:
-    from speedrun.bench.attention import measure_attention
-
-    return measure_attention()
-
-
-def _mask() -> Figures:
-    from speedrun.bench.mask import measure_mask
-
-    return measure_mask()
-
-
-def _step() -> Figures:
-    from speedrun.bench.step import measure_step
-
-    return measure_step()
-
-
 def _muon() -> Figures:
     from speedrun.bench.muon import measure_muon
     from speedrun.bench.step import optimizer_share
@@ -54,33 +38,17 @@ def _muon() -> Figures:
     return {**measure_muon(), "share_of_step": optimizer_share()}
 
 
-def _checkpoint() -> Figures:
-    from speedrun.bench.checkpoint import measure_checkpoint
-
-    return measure_checkpoint()
-
-
-def _ranks() -> Figures:
-    from speedrun.bench.ranks import measure_ranks
-
-    return measure_ranks()
-
-
-def _claims() -> Figures:
-    from speedrun.bench.claims import measure_claims
-
-    return measure_claims()
+def _module(name: str) -> Figures:
+    """`measure_NAME()` of the module of that name, imported when it is asked for."""
+    figures: Figures = getattr(import_module(f"speedrun.bench.{name}"), f"measure_{name}")()
+    return figures
 
 
 BENCHES: dict[str, Callable[[], Figures]] = {
     "loader": _loader,
-    "attention": _attention,
-    "mask": _mask,
-    "step": _step,
+    **{name: partial(_module, name) for name in ("attention", "mask", "step")},
     "muon": _muon,
-    "checkpoint": _checkpoint,
-    "ranks": _ranks,
-    "claims": _claims,
+    **{name: partial(_module, name) for name in ("checkpoint", "ranks", "claims")},
 }
 
 

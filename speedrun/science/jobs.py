@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +134,7 @@ class Workshop:
         if json.loads(run.environment.read_text())["code_sha256"] != self._code:
             changed.append("the code")
         if changed:
-            run.summary.unlink()
+            shutil.rmtree(run.path)  # it is not what its name says
             raise RunError(
                 f"{', '.join(changed)} changed while the runs of {job.label} were made; start "
                 "again: what is finished and unchanged is kept"

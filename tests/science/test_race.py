@@ -244,3 +244,8 @@ def test_a_recipe_edited_during_a_race_is_noticed(tiny_dataset: Path, tmp_path: 
 
     with pytest.raises(RunError, match=r"model.softcap changed while the runs of mine"):
         race([str(recipe)], "nano", 2, tmp_path / "race", overrides=words(tiny_dataset), say=edit)
+    recipe.write_text('extends = "modern"\n')  # taken back: the race can go on
+    said: list[str] = []
+    race([str(recipe)], "nano", 2, tmp_path / "race", overrides=words(tiny_dataset),
+         say=said.append)  # fmt: skip
+    assert [line.rpartition(": ")[2] for line in said[:2]] == ["found finished", "running"]

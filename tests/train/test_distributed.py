@@ -131,15 +131,20 @@ def words(dataset: Path, folder: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_dead_rank_takes_the_job_down(tiny_dataset: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def two_ranks(dataset: Path, folder: Path, *more: str) -> subprocess.Popen[str]:
+    """A run without end, once it has begun to train."""
     job = subprocess.Popen(
         [sys.executable, "-m", "speedrun",
-         *words(tiny_dataset, run, "train.steps=100000", "--ranks", "2")],
+         *words(dataset, folder, "train.steps=100000", "--ranks", "2", *more)],
         env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    wait_for(lambda: steps_logged(run) > 2, "a step")
+    wait_for(lambda: steps_logged(folder) > 2, "a step")
+    return job
+
+
+@pytest.mark.slow
+def test_a_dead_rank_takes_the_job_down(tiny_dataset: Path, tmp_path: Path) -> None:
+    job = two_ranks(tiny_dataset, tmp_path / "run")
     children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     # Of two that end at once, torchrun may name either: rank 0 waits until it knows of rank 1.
     os.kill(int(children[0]), signal.SIGSTOP)
@@ -156,13 +161,8 @@ def test_a_dead_rank_takes_the_job_down(tiny_dataset: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_signals_to_the_parent_reach_the_ranks(tiny_dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = subprocess.Popen(
-        [sys.executable, "-m", "speedrun",
-         *words(tiny_dataset, folder, "train.steps=100000", "--ranks", "2", "--max-restarts", "1")],
-        env=ENV, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    job = two_ranks(tiny_dataset, folder, "--max-restarts", "1")
     run = RunFolder(folder)
-    wait_for(lambda: steps_logged(folder) > 2, "a step")
     job.send_signal(signal.SIGUSR1)
     # The ranks may be a step apart when the signal meets them, and save twice.
     wait_for(lambda: len(run.read_metrics("checkpoint")) > 0, "a checkpoint")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from speedrun.errors import RunError
 from speedrun.train import checkpoint, log, loop
 from speedrun.train.clock import Clock
 from speedrun.train.command import print_result
-from speedrun.train.display import PlainDisplay, step_line
+from speedrun.train.display import step_line
 from speedrun.train.health import SPIKE_LEAST, SPIKE_WINDOW, remember, spike
 from speedrun.train.keeper import Every
 from speedrun.train.log import StepView
@@ -31,23 +30,11 @@ from speedrun.train.session import Options, run_training
 from speedrun.train.setup import Parts, prepare
 from speedrun.train.validate import Validation, validate
 from speedrun.train.world import World
+from tests.train.heard import Heard
 
 Make = Callable[..., Config]
 Spoil = Callable[..., None]
 ALONE = World.alone(torch.device("cpu"))
-
-
-class Heard(PlainDisplay):
-    def __init__(self, interrupt_after: int = -1) -> None:
-        self.lines: list[str] = []
-        super().__init__(self.lines.append)
-        self._left = interrupt_after
-
-    def step(self, view: StepView) -> None:
-        super().step(view)
-        self._left -= 1
-        if self._left == 0:
-            signal.raise_signal(signal.SIGINT)
 
 
 def run(config: Config, folder: Path, display: Heard | None = None, **how: Any) -> dict[str, Any]:
@@ -155,7 +142,7 @@ def test_a_rewound_run_resumes_exactly(tiny: Make, tmp_path: Path, spoil: Spoil)
     how: dict[str, Any] = {"checkpoint_every": Every(steps=2)}
     run(config, tmp_path / "whole", **how)
     for name, after in (("early", 6), ("late", 10)):  # before and after the rewind
-        run(config, tmp_path / name, Heard(after), **how)
+        run(config, tmp_path / name, Heard(after=after), **how)
         run(config, tmp_path / name, resume=True, **how)
         for kind in ("train", "val", "rewind"):
             key = "step" if kind == "rewind" else "loss"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,15 @@ import torch
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
 from speedrun.train import checkpoint
-from speedrun.train.display import PlainDisplay
 from speedrun.train.environment import code_hash
 from speedrun.train.keeper import Every
-from speedrun.train.log import StepView
 from speedrun.train.run import RunFolder
 from speedrun.train.session import Options, run_training
 from speedrun.train.world import World
+from tests.train.heard import Heard
 
 Make = Callable[..., Config]
 ALONE = World.alone(torch.device("cpu"))
-
-
-class Heard(PlainDisplay):
-    def __init__(self, interrupt_at: int = -1) -> None:
-        self.lines: list[str] = []
-        super().__init__(self.lines.append)
-        self._at = interrupt_at
-
-    def step(self, view: StepView) -> None:
-        super().step(view)
-        if view.step == self._at:
-            signal.raise_signal(signal.SIGINT)
 
 
 def run(config: Config, folder: Path, interrupt_at: int = -1, **how: Any) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,36 +15,21 @@ from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset
 from speedrun.errors import ConfigError, RunError
 from speedrun.train import checkpoint
-from speedrun.train.display import PlainDisplay
-from speedrun.train.log import StepView
 from speedrun.train.run import RunFolder
 from speedrun.train.session import Options, run_training
 from speedrun.train.setup import prepare
 from speedrun.train.validate import validate
 from speedrun.train.world import World
+from tests.train.heard import Heard
 
 Make = Callable[..., Config]
-
-
-class Silent(PlainDisplay):
-    """Keeps what a display is told; can press Ctrl-C at a step."""
-
-    def __init__(self, interrupt_at: int = -1) -> None:
-        self.lines: list[str] = []
-        super().__init__(self.lines.append)
-        self.interrupt_at = interrupt_at
-
-    def step(self, view: StepView) -> None:
-        super().step(view)
-        if view.step == self.interrupt_at:
-            signal.raise_signal(signal.SIGINT)
 
 
 ALONE = World.alone(torch.device("cpu"))
 
 
 def run(config: Config, folder: Path, interrupt_at: int = -1, **how: Any) -> dict[str, Any]:
-    display = Silent(interrupt_at)
+    display = Heard(interrupt_at)
     data = Path(config.data.dir)
     return run_training(config, RunFolder(folder), data, display, ALONE, Options(**how))[0]
 
