@@ -152,3 +152,22 @@ def test_switches_complete_from_the_schema() -> None:
         env={**os.environ, **shell}, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.stdout.split() == ["model.softcap="]
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(
+    tiny_dataset: Path, tmp_path: Path
+) -> None:
+    """torch's compiler takes as long to import as torch itself."""
+    words = ["train", "best", "--run", str(tmp_path / "run"), *TINY, f"data.dir={tiny_dataset}"]
+    code = (
+        "import sys; from speedrun.cli import main; "
+        f"sys.argv = ['speedrun', *{words!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print('compilers:', [x for x in sys.modules if x in ('torch._dynamo', 'torch._inductor')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("compilers: []\n"), done.stdout

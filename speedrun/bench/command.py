@@ -46,7 +46,7 @@ def _module(name: str) -> Figures:
 
 BENCHES: dict[str, Callable[[], Figures]] = {
     "loader": _loader,
-    **{name: partial(_module, name) for name in ("attention", "mask", "step")},
+    **{name: partial(_module, name) for name in ("attention", "fused", "mask", "step")},
     "muon": _muon,
     **{name: partial(_module, name) for name in ("checkpoint", "ranks", "claims")},
 }

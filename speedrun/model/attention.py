@@ -9,6 +9,8 @@ layers and the backward; `attend` applies it.
 Legend: B rows, H query heads, KV key/value heads, T tokens, K head width.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -115,8 +117,13 @@ def flex_mask(first_BT: Tensor) -> BlockMask:
     )
 
 
-# Uncompiled, FlexAttention falls back to holding every pair; inside a compiled model this inlines.
-compiled_flex = torch.compile(flex_attention)
+@functools.cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """Uncompiled, FlexAttention falls back to holding every pair; in a compiled model this inlines.
+
+    Made when it is first used: torch.compile imports a compiler, which takes longer than torch.
+    """
+    return torch.compile(flex_attention)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
@@ -135,6 +142,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -
             q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=grouped
         )
     assert isinstance(plan.mask, BlockMask)
-    out = compiled_flex(q, k, v, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
+    out = compiled_flex()(q, k, v, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
     assert isinstance(out, Tensor)
     return out

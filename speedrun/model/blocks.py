@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from speedrun.model import native
+from speedrun.model.native.operators import differentiate, operator
 
 # Forward + backward at 8,192 tokens, documents of 500: 96 to 192 are level, 320 a quarter slower.
 CHUNK = 128
@@ -30,7 +31,7 @@ def prepare(width: int) -> str:
     if isinstance(kernel, str):
         how = f"torch's CPU flash attention on chunks of {CHUNK} queries, because {kernel}"
     else:
-        how = f"native kernel built by {kernel.compiler}"
+        how = f"native kernel built by {kernel.built}"
     return how + (", freed memory kept for the next step" if kept else "")
 
 
@@ -67,7 +68,11 @@ def _unit_stride(x_BHTK: Tensor) -> Tensor:
     return x_BHTK if x_BHTK.stride(3) == 1 else x_BHTK.contiguous()
 
 
-@torch.library.custom_op("speedrun::blocks", mutates_args=())
+def _like_blocks(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return _like(q), q.new_empty(q.shape[:3])
+
+
+@operator("blocks", like=_like_blocks)
 def blocks(
     q: Tensor, k: Tensor, v: Tensor, first_BT: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -86,12 +91,13 @@ def blocks(
     return out, lse
 
 
-@blocks.register_fake
-def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return _like(q), q.new_empty(q.shape[:3])
+def _like_gradients(
+    _dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(q), _like(k), _like(v)
 
 
-@torch.library.custom_op("speedrun::blocks_backward", mutates_args=())
+@operator("blocks_backward", like=_like_gradients)
 def blocks_backward(
     dout: Tensor,
     q: Tensor,
@@ -131,11 +137,6 @@ def blocks_backward(
     return dq, dk, dv
 
 
-@blocks_backward.register_fake
-def _(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(q), _like(k), _like(v)
-
-
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     q, k, v, first_BT, scale = inputs
     ctx.save_for_backward(q, k, v, first_BT, *output)
@@ -147,7 +148,7 @@ def _gradients(ctx, dout: Tensor, _dlse: Tensor):  # type: ignore[no-untyped-def
     return *blocks_backward(dout, q, k, v, first_BT, ctx.scale, out, lse), None, None
 
 
-blocks.register_autograd(_gradients, setup_context=_save)
+differentiate("blocks", _gradients, keep=_save)
 
 
 def _per_query_head(x_BKVTK: Tensor, heads: int) -> Tensor:

@@ -3,7 +3,7 @@
 Each function states its formula in torch, which is what runs on GPUs, in bf16 and wherever there
 is no C++ compiler. On a CPU in fp32 one native pass does the same (native/fused.cpp): torch goes
 over memory once per operation there, and a nano step on one thread spends 420 ms of 1,730 on what
-takes the native passes 120. They are custom ops with their own backward, so a compiled model
+takes the native passes 120. They are torch operators with their own backward, so a compiled model
 stays one graph.
 
 Shapes: B batch, T time, H heads, K head dim, V vocabulary, N tokens of the whole batch.
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speedrun.model import native
+from speedrun.model.native.operators import differentiate, operator
 
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
@@ -60,15 +61,25 @@ def native_for(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and _available()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _available() -> bool:
     return not isinstance(native.load(), str)
 
 
-# Below: the native passes as custom ops, and which of them is the gradient of which.
+# What torch.compiler.assume_constant_result does, which would import the compiler (1.1 s) for every
+# run that compiles nothing. A compiled model is one graph only with it, and tests compile some.
+_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@torch.library.custom_op("speedrun::norm_rotate", mutates_args=())
+# Below: the native passes as operators, and which of them is the gradient of which.
+
+
+def _like_norm_rotate(
+    x: Tensor, _cos: Tensor | None, _sin: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty((0,) if eps is None else x.shape[:-1])
+
+
+@operator("norm_rotate", like=_like_norm_rotate)
 def _norm_rotate(
     x_BTHK: Tensor, cos_TK: Tensor | None, sin_TK: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -82,14 +93,11 @@ def _norm_rotate(
     return y, r
 
 
-@_norm_rotate.register_fake
-def _like_norm_rotate(
-    x: Tensor, _cos: Tensor | None, _sin: Tensor | None, eps: float | None
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty((0,) if eps is None else x.shape[:-1])
+def _like_second(_g: Tensor, x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("speedrun::norm_rotate_backward", mutates_args=())
+@operator("norm_rotate_backward", like=_like_second)
 def _norm_rotate_backward(
     g: Tensor, y: Tensor, r: Tensor, cos_TK: Tensor | None, sin_TK: Tensor | None, normed: bool
 ) -> Tensor:
@@ -99,21 +107,25 @@ def _norm_rotate_backward(
     return dx
 
 
-@torch.library.custom_op("speedrun::relu_squared", mutates_args=())
+@operator("relu_squared", like=lambda x: x.new_empty(x.shape))
 def _relu_squared(x: Tensor) -> Tensor:
     y = x.new_empty(x.shape)
     native.run("relu_squared_forward", x, y, x.numel())
     return y
 
 
-@torch.library.custom_op("speedrun::relu_squared_backward", mutates_args=())
+@operator("relu_squared_backward", like=_like_second)
 def _relu_squared_backward(g: Tensor, y: Tensor) -> Tensor:
     dx = y.new_empty(y.shape)
     native.run("relu_squared_backward", g, y, dx, y.numel())
     return dx
 
 
-@torch.library.custom_op("speedrun::cross_entropy", mutates_args=())
+def _like_cross_entropy(logits_NV: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return logits_NV.new_empty(()), logits_NV.new_empty(logits_NV.size(0))
+
+
+@operator("cross_entropy", like=_like_cross_entropy)
 def _cross_entropy(logits_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
     """The mean loss, and the logsumexp of every row for the backward."""
     loss, lse_N = _like_cross_entropy(logits_NV, targets_N, cap)
@@ -121,12 +133,7 @@ def _cross_entropy(logits_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Te
     return loss, lse_N
 
 
-@_cross_entropy.register_fake
-def _like_cross_entropy(logits_NV: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return logits_NV.new_empty(()), logits_NV.new_empty(logits_NV.size(0))
-
-
-@torch.library.custom_op("speedrun::cross_entropy_backward", mutates_args=())
+@operator("cross_entropy_backward", like=_like_second)
 def _cross_entropy_backward(
     g: Tensor, logits_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float
 ) -> Tensor:
@@ -134,11 +141,6 @@ def _cross_entropy_backward(
     shape = logits_NV.shape
     native.run("cross_entropy_backward", g, logits_NV, targets_N, cap, lse_N, dlogits_NV, *shape)
     return dlogits_NV
-
-
-_relu_squared.register_fake(lambda x: x.new_empty(x.shape))
-for _backward in (_norm_rotate_backward, _relu_squared_backward, _cross_entropy_backward):
-    _backward.register_fake(lambda _g, x, *_: x.new_empty(x.shape))
 
 
 def _keep_norm_rotate(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -156,16 +158,18 @@ def _keep_cross_entropy(ctx, inputs, output) -> None:  # type: ignore[no-untyped
     ctx.save_for_backward(logits_NV, targets_N, output[1])
 
 
-_norm_rotate.register_autograd(
-    lambda ctx, g, _: (
-        _norm_rotate_backward(g, *ctx.saved_tensors, ctx.normed), None, None, None,
-    ),
-    setup_context=_keep_norm_rotate,
-)  # fmt: skip
-_relu_squared.register_autograd(
-    lambda ctx, g: _relu_squared_backward(g, *ctx.saved_tensors), setup_context=_keep_output
+differentiate(
+    "norm_rotate",
+    lambda ctx, g, _: (_norm_rotate_backward(g, *ctx.saved_tensors, ctx.normed), None, None, None),
+    keep=_keep_norm_rotate,
 )
-_cross_entropy.register_autograd(
+differentiate(
+    "relu_squared",
+    lambda ctx, g: _relu_squared_backward(g, *ctx.saved_tensors),
+    keep=_keep_output,
+)
+differentiate(
+    "cross_entropy",
     lambda ctx, g, _: (_cross_entropy_backward(g, *ctx.saved_tensors, ctx.cap), None, None),
-    setup_context=_keep_cross_entropy,
+    keep=_keep_cross_entropy,
 )

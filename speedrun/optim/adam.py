@@ -10,10 +10,10 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
+from speedrun.optim.base import UncompiledOptimizer
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import refuse_non_finite
 from speedrun.optim.state import NamedState, check_state, merge_options, parameter_names, unpack
@@ -21,7 +21,7 @@ from speedrun.optim.state import NamedState, check_state, merge_options, paramet
 SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-class Adam(Optimizer):
+class Adam(UncompiledOptimizer):
     """AdamW (plain Adam at weight_decay=0) for tensors, (name, tensor) pairs or param groups."""
 
     def __init__(

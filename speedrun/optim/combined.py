@@ -20,9 +20,9 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from speedrun.optim.adam import Adam
+from speedrun.optim.base import UncompiledOptimizer
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import refuse_non_finite
 from speedrun.optim.muon import READING, Muon
@@ -99,7 +99,7 @@ class PlanRow:
     state_bytes: int
 
 
-class CombinedOptimizer(Optimizer):
+class CombinedOptimizer(UncompiledOptimizer):
     """Muon and Adam behind one torch.optim.Optimizer, routed by role.
 
     With several ranks Muon shares its work and momenta out; Adam does the same on every rank.

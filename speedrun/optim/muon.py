@@ -16,9 +16,9 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from speedrun.optim.base import UncompiledOptimizer
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import refuse_non_finite
 from speedrun.optim.layout import read_layout, update_scale
@@ -37,7 +37,7 @@ from speedrun.optim.walk import Item, Shelf, Stop, all_gather, plan_stops, shelv
 READING = ("batch_dims", "row_dims", "split_rows", "split_cols")
 
 
-class Muon(Optimizer):
+class Muon(UncompiledOptimizer):
     """Muon for parameters of 2 or more dimensions: tensors, (name, tensor) pairs or param groups.
 
     Every argument below except `process_group` and `check_finite` can be set per param group.

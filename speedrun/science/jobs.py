@@ -116,8 +116,7 @@ class Workshop:
             words += [job.recipe, *job.overrides, "--track", self.track, "--seed", str(job.seed)]
         words += ["--run", str(folder), "--checkpoint-every", CHECKPOINT_EVERY, "--keep", "1",
                   "--sample-tokens", "0"]  # fmt: skip
-        child = subprocess.run([sys.executable, "-m", "speedrun", *words], capture_output=True,
-                               text=True)  # fmt: skip
+        child = speedrun_in_child(words)
         done = self.finished(job)
         if child.returncode != 0 or done is None:
             said = (child.stderr.strip() or child.stdout.strip()).splitlines()
@@ -151,6 +150,11 @@ class Workshop:
             if not known:
                 say(f"{where}: {describe(done.summary)}")
         return results
+
+
+def speedrun_in_child(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "speedrun", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def describe(summary: dict[str, Any]) -> str:

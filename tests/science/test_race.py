@@ -17,10 +17,12 @@ from speedrun.config.files import names
 from speedrun.config.resolve import resolve
 from speedrun.data.build import build_dataset
 from speedrun.errors import ConfigError, RunError
+from speedrun.science import jobs
 from speedrun.science.ablate import ablate, effects, family, techniques
 from speedrun.science.race import race, statistics
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
+from tests.train.children import speedrun_to_its_end
 from tests.waiting import PATIENCE, wait_for
 
 FAST = ("optimizer.head.lr=0.03", "train.target=4.9", "validation.every=2", "train.steps=12")
@@ -28,6 +30,15 @@ LONG = ("train.target=1.45", "validation.every=5", "train.steps=120")  # some 70
 
 
 Losses = dict[str, list[float | None]]
+
+
+@pytest.fixture
+def _quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are processes all the same, but forked from one that has torch loaded."""
+    monkeypatch.setattr(jobs, "speedrun_in_child", speedrun_to_its_end)
+
+
+quick_starts = pytest.mark.usefixtures("_quick_starts")
 
 
 def words(dataset: Path) -> list[str]:
@@ -40,6 +51,7 @@ def strip_times(result: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
+@quick_starts
 def test_a_race_counts_what_its_runs_logged_and_never_repeats_them(
     tiny_dataset: Path, tmp_path: Path
 ) -> None:
@@ -80,6 +92,7 @@ def test_a_race_counts_what_its_runs_logged_and_never_repeats_them(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@quick_starts
 def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path) -> None:
     """Killed in the third of its four runs, after a step and long before the target."""
     settings = [*words(tiny_dataset), *LONG]
@@ -114,6 +127,7 @@ def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@quick_starts
 def test_an_ablation_pairs_seeds(tiny_dataset: Path, tmp_path: Path) -> None:
     result = ablate("modern", "nano", 2, tmp_path / "out", switches=["model.qk_norm=false"],
                     overrides=words(tiny_dataset), say=lambda _: None)  # fmt: skip
@@ -221,6 +235,7 @@ def test_recipes_of_another_target_or_dataset_are_refused(
 
 
 @pytest.mark.slow
+@quick_starts
 def test_a_race_of_no_steps_and_one_cut_short(tiny_dataset: Path, tmp_path: Path) -> None:
     overrides = [*words(tiny_dataset), "train.target=9.0"]
     result = race(["modern", "record-03"], "nano", 1, tmp_path, overrides=overrides, budget=3)
@@ -234,6 +249,7 @@ def test_a_race_of_no_steps_and_one_cut_short(tiny_dataset: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+@quick_starts
 def test_a_recipe_edited_during_a_race_is_noticed(tiny_dataset: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text('extends = "modern"\n')

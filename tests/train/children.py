@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
@@ -34,6 +36,16 @@ def speedrun(words: Sequence[str | Path], output: Path, hold: int | None = None)
     child = SERVER.Process(target=_main, args=([str(word) for word in words], output, hold))
     child.start()
     return child
+
+
+def speedrun_to_its_end(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run` would do it, a start sooner."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        child = speedrun(words, Path(output.name))
+        child.join(PATIENCE)
+        code = child.exitcode
+        child.kill()
+        return subprocess.CompletedProcess(words, -1 if code is None else code, output.read(), "")
 
 
 def _main(words: list[str], output: Path, hold: int | None) -> None:

@@ -4,8 +4,9 @@ A change that moves them changes what a recipe means. When that is intended, wri
 
     python -m tests.train.test_golden
 
-and say in the change why they moved. CPUs round differently, hence the tolerance; on one machine
-two runs are equal bit for bit, which `test_run.py` asserts.
+and say in the change why they moved. CPUs round differently, hence the tolerance (1.3e-5 is the
+most that AVX-512, AVX2, SSE and the kernels switched off were apart); on one machine two runs are
+equal bit for bit, which `test_run.py` asserts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from speedrun.train.world import World
 from tests.conftest import TINY, make_tiny_dataset
 
 GOLDEN = Path(__file__).with_name("golden.json")
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
+# Its norm has next to no eps, so while the projections are still zero the scale of the stream that
+# the mixing weights set has no effect: their gradient in the second step is 7e-9 of rounding, and
+# Adam makes a whole step of its sign.
+DECIDED_BY_ROUNDING = {"record-09": 1e-2}
 RECIPES = sorted(
     path.stem for path in (Path(__file__).parents[2] / "speedrun/config/recipes").glob("*.toml")
 )
@@ -53,7 +58,7 @@ def test_the_first_losses_are_the_golden_ones(
     assert recipe in golden, f"{recipe} has no golden losses: see the top of this file"
     found = losses(tiny(*SIZES, recipe=recipe), tmp_path / "run")
     assert len(found) == 20
-    assert found == pytest.approx(golden[recipe], abs=TOLERANCE)
+    assert found == pytest.approx(golden[recipe], abs=DECIDED_BY_ROUNDING.get(recipe, TOLERANCE))
 
 
 def test_every_golden_recipe_is_shipped() -> None:

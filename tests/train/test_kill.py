@@ -117,7 +117,7 @@ def test_a_rank_killed_under_torchrun_is_started_again(
 ) -> None:
     """Two ranks; first one of them is killed, after the restart the other."""
     run, whole = tmp_path / "cut", tmp_path / "whole"
-    length = ("train.steps=700", "validation.every=50")
+    length = ("train.steps=300", "validation.every=50")
     on_ranks(2, jobs.train, tmp_path, tiny(*length), whole)
     ranks = ("--ranks", "2", "--max-restarts", "3", "--checkpoint-every", "5")
     job = subprocess.Popen(

@@ -1,30 +1,21 @@
-"""Builds the C++ kernels on this machine at first use, and calls them.
+"""The C++ kernels, built on this machine at first use (build.py), and how to call them.
 
-Two files without dependencies, so a compiler call of about three seconds is the whole build, kept
-under $SPEEDRUN_HOME by a name made of everything that shaped it. Attention takes 48 ms where the
-torch path takes 121 (8,192 tokens, documents of 500, forward and backward) and 32 against 59 on
-sixteen rows of 512; where there is no compiler the torch paths take over.
+Where there is no compiler the torch paths take over: attention forward and backward takes 48 ms
+here where the torch path takes 121 (8,192 tokens, documents of 500), and 32 against 59 on sixteen
+rows of 512.
 """
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("attention.cpp", "fused.cpp"))
-FLAGS = (
-    "-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-shared", "-fPIC",
-)  # fmt: skip
-SWITCH = "SPEEDRUN_NATIVE"  # 0 in the environment: never build or load
+from speedrun.model.native.build import SWITCH, Build, build_or_find, chosen
+
+__all__ = ["MAX_WIDTH", "SWITCH", "WIDTH_STEP", "Kernel", "load", "load_build", "run"]
+
 WIDTH_STEP, MAX_WIDTH = 16, 256  # the kernel works on whole vectors of the head dimension
 
 
@@ -55,9 +46,10 @@ def _plain(x: Tensor | float | None) -> object:
 class Kernel:
     """The loaded library. Attention takes (B, H, T, K) in any layout with a unit stride in K."""
 
-    def __init__(self, library: Path, compiler: str) -> None:
-        self.compiler = compiler
-        self._library = ctypes.CDLL(str(library))
+    def __init__(self, library: ctypes.CDLL, compiler: str) -> None:
+        self._library = library
+        threads = "OpenMP" if library.openmp() else "its own threads"
+        self.built = f"{compiler}, vectors of {library.lanes()}, {threads}"
 
     def _call(self, name: str, q: Tensor, k: Tensor, views: Sequence[Tensor | float]) -> None:
         """Arguments in the order of the C signature: 4-d tensors as views, the rest as pointers."""
@@ -107,58 +99,19 @@ class Kernel:
         self._call("attention_backward", q, k, (q, k, v, first, scale, out, lse, dout, dq, dk, dv))
 
 
-def _processor() -> str:
-    """What -march=native depends on, so that a home folder shared by machines stays safe."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(
-        sorted({x for x in lines if x.startswith(("model name", "flags", "Features"))})
-    )
-
-
-def _folder() -> Path | None:
-    home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun")
-    try:
-        folder = home.expanduser() / "native"
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # read-only, or no home at all
-        return None
-    return folder
+def load_build(build: Build) -> Kernel | str:
+    """The kernels of one build, or the reason why there are none."""
+    library = build_or_find(build)
+    if isinstance(library, str):
+        return library
+    return Kernel(library, build.version().partition("\n")[0])
 
 
 @functools.cache
 def load() -> Kernel | str:
-    """The kernel, built if need be, or the reason why there is none."""
-    if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 is set"
-    named = os.environ.get("CXX")
-    compiler = next(filter(None, map(shutil.which, [named] if named else ["g++", "clang++"])), None)
-    if compiler is None:
-        return f"no C++ compiler ({named or 'g++ or clang++'}) is found"
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    texts = [source.read_text() for source in SOURCES]
-    parts = (*texts, version.stdout, " ".join(FLAGS), _processor())
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    home, name = _folder(), f"kernels-{key}.so"
-    if home is None or not ((home / name).exists() or os.access(home, os.W_OK)):
-        home = Path(tempfile.mkdtemp(prefix="speedrun-"))
-    library = home / name
-    if not library.exists():
-        # Ranks that start together each build their own file; the last rename wins.
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            fresh = Path(folder) / library.name
-            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(fresh)]
-            built = subprocess.run(command, capture_output=True, text=True, check=False)
-            if built.returncode != 0:
-                names = ", ".join(source.name for source in SOURCES)
-                return f"{compiler} cannot build {names}: {built.stderr.strip()[:200]}"
-            fresh.replace(library)
-    try:
-        return Kernel(library, version.stdout.partition("\n")[0])
-    except OSError as error:
-        return f"{library} does not load: {error}"
+    """The kernels for this machine, built if need be, or the reason why there are none."""
+    build = chosen()
+    return build if isinstance(build, str) else load_build(build)
 
 
 def run(name: str, *arguments: Tensor | float | None) -> None:

@@ -10,49 +10,21 @@
 // Legend: B rows, T tokens, H query heads, K head width, m query in tile, n key in tile.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "parallel.h"
+#include "vec.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int LANES = 16, WIDE = 4;  // 24 accumulators of 32 registers
-#elif defined(__AVX__)
-constexpr int LANES = 8, WIDE = 2;  // 12 of 16
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int PANEL = 4;  // 24 accumulators of 32 registers
 #else
-constexpr int LANES = 4, WIDE = 2;
+constexpr int PANEL = 2;  // 12 of 16
 #endif
 constexpr int TILE = 64;
 constexpr int MAX_WIDTH = 256;
-constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f, NEVER = -1e30f;
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
-typedef int32_t loose_ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-inline vec load(const float* p) { return *(const loose*)p; }
-inline void store(float* p, vec x) { *(loose*)p = x; }
-inline vec all(float x) { return x - vec{}; }
-inline vec larger(vec a, vec b) { return a > b ? a : b; }
-
-// 2^x for x <= 0, and 0 below -125: round to a whole power, a polynomial for the rest.
-inline vec power_of_two(vec x) {
-  vec kept = larger(all(-125.f), x);  // in this order a NaN stays one
-  vec shifted = kept + 12582912.f;  // 1.5 * 2^23: the sum's low bits are round(x)
-  vec r = (kept - (shifted - 12582912.f)) * LN2;
-  vec p = all(1.f / 5040);
-  p = p * r + 1.f / 720;
-  p = p * r + 1.f / 120;
-  p = p * r + 1.f / 24;
-  p = p * r + 1.f / 6;
-  p = p * r + .5f;
-  p = p * r + 1.f;
-  p = p * r + 1.f;
-  vec y = (vec)((ivec)p + ((ivec)shifted << 23));
-  return x < -125.f ? vec{} : y;
-}
+constexpr float NEVER = -1e30f;
 
 // C[i][:] (+)= sum_j A[i, j] B[j][:] for R rows and N vectors, all sums in registers.
 template <int R, int N>
@@ -90,7 +62,7 @@ void last_rows(int rows, Rest... rest) {
 template <int N>
 void panel(int rows, int depth, const float* A, int64_t ai, int64_t aj, const float* B, int64_t bj,
            float* C, int64_t ci, bool add) {
-  constexpr int R = std::min(6 * WIDE / N, 12);
+  constexpr int R = std::min(6 * PANEL / N, 12);
   for (; rows >= R; rows -= R, A += R * ai, C += R * ci)
     corner<R, N>(depth, A, ai, aj, B, bj, C, ci, add);
   last_rows<R, N>(rows, depth, A, ai, aj, B, bj, C, ci, add);
@@ -99,11 +71,11 @@ void panel(int rows, int depth, const float* A, int64_t ai, int64_t aj, const fl
 void multiply(int rows, int width, int depth, const float* A, int64_t ai, int64_t aj,
               const float* B, int64_t bj, float* C, int64_t ci, bool add) {
   int n = 0, vectors = width / LANES;
-  for (; n + WIDE <= vectors; n += WIDE)
-    panel<WIDE>(rows, depth, A, ai, aj, B + n * LANES, bj, C + n * LANES, ci, add);
+  for (; n + PANEL <= vectors; n += PANEL)
+    panel<PANEL>(rows, depth, A, ai, aj, B + n * LANES, bj, C + n * LANES, ci, add);
   B += n * LANES, C += n * LANES;
   if (vectors - n == 1) panel<1>(rows, depth, A, ai, aj, B, bj, C, ci, add);
-  if constexpr (WIDE == 4) {
+  if constexpr (PANEL == 4) {
     if (vectors - n == 2) panel<2>(rows, depth, A, ai, aj, B, bj, C, ci, add);
     if (vectors - n == 3) panel<3>(rows, depth, A, ai, aj, B, bj, C, ci, add);
   }
@@ -155,10 +127,10 @@ struct alignas(64) Scratch {
 
 // to[k][m] = factor * from[m][k]; lanes past the last query are zero.
 void turn(const float* from, int64_t stride, int count, int K, float factor, float* to) {
-  for (int m = 0; m < TILE; m += LANES)
-    for (int k = 0; k < K; k++)
-      for (int lane = 0; lane < LANES; lane++)
-        to[k * TILE + m + lane] = m + lane < count ? factor * from[(m + lane) * stride + k] : 0.f;
+  std::fill_n(to, K * TILE, 0.f);
+  for (int m = 0; m < count; m++)
+    for (int k = 0; k < K; k++) to[k * TILE + m] = from[m * stride + k];
+  for (int i = 0; i < K * TILE; i += LANES) store(to + i, factor * load(to + i));
 }
 
 // Calls visit(n, keys, lo, hi, masked) for the key tiles of a query tile: keys n .. n + keys are
@@ -181,7 +153,7 @@ void each_key_tile(const Tile& q, Scratch& s, const int32_t* first, Visit visit)
 }
 
 inline ivec hidden(const Scratch& s, int key, int m) {
-  return (*(const loose_ivec*)(s.query + m) < key) | (*(const loose_ivec*)(s.first + m) > key);
+  return (load(s.query + m) < key) | (load(s.first + m) > key);
 }
 
 void forward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, const Tensor& k,
@@ -217,9 +189,13 @@ void forward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, cons
     multiply(K, hi - lo, keys, v.at(b, kv, n0), 1, v.token, s.scores + lo, TILE, s.turned_o + lo,
              TILE, true);
   });
+  for (int m = 0; m < TILE; m += LANES) {
+    vec whole = load(s.total + m);
+    for (int i = m; i < K * TILE; i += TILE) store(s.turned_o + i, load(s.turned_o + i) / whole);
+  }
   for (int m = 0; m < count; m++) {
     float* o = out.at(b, h, tile.begin + m);
-    for (int i = 0; i < K; i++) o[i] = s.turned_o[i * TILE + m] / s.total[m];
+    for (int i = 0; i < K; i++) o[i] = s.turned_o[i * TILE + m];
     lse[(b * d.H + h) * d.T + tile.begin + m] = s.peak[m] * LN2 + std::log(s.total[m]);
   }
 }
@@ -240,7 +216,7 @@ void backward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, con
     const float *o = out.at(b, h, t), *g = dout.at(b, h, t);
     vec dot = vec{};
     for (int i = 0; i < K; i += LANES) dot += load(o + i) * load(g + i);
-    for (int i = 0; i < LANES; i++) s.total[m] += dot[i];
+    s.total[m] = total(dot);
     std::fill_n(dq.at(b, h, t), K, 0.f);
   }
   each_key_tile(tile, s, first, [&](int n0, int keys, int lo, int hi, bool masked) {
@@ -273,12 +249,11 @@ extern "C" int attention_forward(const Shape* shape, const Tensor* q, const Tens
   if (!sound(*shape, first)) return 1;
   auto tiles = query_tiles(*shape, first);
   int64_t items = tiles.size() * shape->H;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < items; i++) {
+  share_out(items, 1, threads, [&](int64_t i) {
     const Tile& tile = tiles[i / shape->H];
     forward_tile(*shape, tile, i % shape->H, *q, *k, *v, first + tile.b * shape->T, scale, *out,
                  lse);
-  }
+  });
   return 0;
 }
 
@@ -297,8 +272,7 @@ extern "C" int attention_backward(const Shape* shape, const Tensor* q, const Ten
     if (first[tiles[i].b * shape->T + tiles[i].begin] == tiles[i].begin) starts.push_back(i);
   starts.push_back(tiles.size());
   int64_t KV = shape->KV, group = shape->H / KV, items = (starts.size() - 1) * KV;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t i = 0; i < items; i++) {
+  share_out(items, 1, threads, [&](int64_t i) {
     int64_t kv = i % KV, begin = starts[i / KV], end = starts[i / KV + 1];
     for (int64_t j = begin; j < end; j++)
       for (int t = tiles[j].begin; t < tiles[j].end; t++) {
@@ -309,6 +283,6 @@ extern "C" int attention_backward(const Shape* shape, const Tensor* q, const Ten
       for (int64_t j = begin; j < end; j++)
         backward_tile(*shape, tiles[j], h, *q, *k, *v, first + tiles[j].b * shape->T, scale, *out,
                       lse, *dout, *dq, *dk, *dv);
-  }
+  });
   return 0;
 }

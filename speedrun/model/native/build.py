@@ -1,0 +1,120 @@
+"""Builds the C++ kernels: by which compiler, for which CPU, on whose threads, and kept where.
+
+Two files without dependencies, so a compiler call of a few seconds is the whole build, kept under
+$SPEEDRUN_HOME by a name made of everything that shaped it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = (HERE / "attention.cpp", HERE / "fused.cpp")
+HEADERS = (HERE / "vec.h", HERE / "parallel.h")
+FLAGS = (
+    "-O3", "-std=c++17", "-fno-math-errno", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC",
+)  # fmt: skip
+# 0: never build or load; the name of a CPU for the compiler's -march, such as x86-64-v3: for that
+# one instead of the one that is here.
+SWITCH = "SPEEDRUN_NATIVE"
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a build depends on besides the sources."""
+
+    compiler: tuple[str, ...]  # the words of its command
+    cpu: str = "native"
+    openmp: bool = True
+
+    def version(self) -> str:
+        words = [*self.compiler, "--version"]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+    def command(self, library: Path) -> list[str]:
+        # Compilers for ARM know the machine in front of them by -mcpu alone.
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        option = "-mcpu=native" if self.cpu == "native" and not x86 else f"-march={self.cpu}"
+        threads = ["-fopenmp"] if self.openmp else []
+        return [*self.compiler, *FLAGS, option, *threads, *map(str, SOURCES), "-o", str(library)]
+
+    def run(self, library: Path) -> str:
+        """The library in its place, whole or not at all; what the compiler says if it fails."""
+        # Ranks that start together each build their own file; the last rename wins.
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            fresh = Path(folder) / library.name
+            words = self.command(fresh)
+            built = subprocess.run(words, capture_output=True, text=True, check=False)
+            if built.returncode != 0:
+                return built.stderr.strip() or f"exit code {built.returncode}"
+            fresh.replace(library)
+        return ""
+
+    def name(self) -> str:
+        texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
+        here = _processor() if self.cpu == "native" else ""
+        parts = (*texts, self.version(), " ".join(self.command(Path())), here)
+        return f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+
+
+def chosen() -> Build | str:
+    """The build that this environment asks for, or why there is none."""
+    cpu = os.environ.get(SWITCH) or "native"
+    if cpu == "0":
+        return f"{SWITCH}=0 is set"
+    named = os.environ.get("CXX")
+    for words in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
+        if words and shutil.which(words[0]):
+            return Build(tuple(words), "native" if cpu == "1" else cpu)
+    return f"no C++ compiler ({named or 'g++ or clang++'}) is found"
+
+
+def build_or_find(build: Build) -> ctypes.CDLL | str:
+    """The library, from the cache if it is there and sound; or why there is none."""
+    name = build.name()
+    library = _folder(name) / name
+    if library.exists():
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:  # cut short, or of another machine: built again
+            pass
+    if said := build.run(library):
+        names = ", ".join(source.name for source in SOURCES)
+        return f"{shlex.join(build.compiler)} cannot build {names}: {said[:200]}"
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        return f"{library} does not load: {error}"
+
+
+def _folder(name: str) -> Path:
+    """The cache, or a folder of this process's own where that cannot be written."""
+    home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun")
+    try:
+        folder = home.expanduser() / "native"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # read-only, or no home at all
+        return Path(tempfile.mkdtemp(prefix="speedrun-"))
+    if (folder / name).exists() or os.access(folder, os.W_OK):
+        return folder
+    return Path(tempfile.mkdtemp(prefix="speedrun-"))
+
+
+def _processor() -> str:
+    """What -march=native depends on, so that a home folder shared by machines stays safe."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(
+        sorted({x for x in lines if x.startswith(("model name", "flags", "Features"))})
+    )
