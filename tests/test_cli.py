@@ -158,7 +158,14 @@ def test_a_run_that_compiles_nothing_imports_no_compiler(
     tiny_dataset: Path, tmp_path: Path
 ) -> None:
     """torch's compiler takes as long to import as torch itself."""
-    words = ["train", "record-03", "--run", str(tmp_path / "run"), *TINY, f"data.dir={tiny_dataset}"]
+    words = [
+        "train",
+        "record-03",
+        "--run",
+        str(tmp_path / "run"),
+        *TINY,
+        f"data.dir={tiny_dataset}",
+    ]
     code = (
         "import sys; from speedrun.cli import main; "
         f"sys.argv = ['speedrun', *{words!r}]\n"

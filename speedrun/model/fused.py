@@ -122,24 +122,24 @@ def _relu_squared_backward(g: Tensor, y: Tensor) -> Tensor:
 
 
 def _like_cross_entropy(logits_NV: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return logits_NV.new_empty(()), logits_NV.new_empty(logits_NV.size(0))
+    return logits_NV.new_empty(()), logits_NV.new_empty(logits_NV.size(0), 2)
 
 
 @operator("cross_entropy", like=_like_cross_entropy)
 def _cross_entropy(logits_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """The mean loss, and the logsumexp of every row for the backward."""
-    loss, lse_N = _like_cross_entropy(logits_NV, targets_N, cap)
-    native.run("cross_entropy_forward", logits_NV, targets_N, cap, loss, lse_N, *logits_NV.shape)
-    return loss, lse_N
+    """The mean loss, and for the backward each row's largest logit and its sum of e^(z - that)."""
+    loss, rows_N2 = _like_cross_entropy(logits_NV, targets_N, cap)
+    native.run("cross_entropy_forward", logits_NV, targets_N, cap, loss, rows_N2, *logits_NV.shape)
+    return loss, rows_N2
 
 
 @operator("cross_entropy_backward", like=_like_second)
 def _cross_entropy_backward(
-    g: Tensor, logits_NV: Tensor, targets_N: Tensor, lse_N: Tensor, cap: float
+    g: Tensor, logits_NV: Tensor, targets_N: Tensor, rows_N2: Tensor, cap: float
 ) -> Tensor:
     dlogits_NV = logits_NV.new_empty(logits_NV.shape)
     shape = logits_NV.shape
-    native.run("cross_entropy_backward", g, logits_NV, targets_N, cap, lse_N, dlogits_NV, *shape)
+    native.run("cross_entropy_backward", g, logits_NV, targets_N, cap, rows_N2, dlogits_NV, *shape)
     return dlogits_NV
 
 

@@ -1,6 +1,6 @@
 """Every backend against attention written out over a dense mask, forward and backward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +17,30 @@ from speedrun.model import blocks, native
 from speedrun.model.attention import AttentionPlan, Backend, attend, choose_backend, plan_attention
 from speedrun.model.mask import WindowRule, document_ids
 
+from . import builds
 from .test_mask import RULES, documents, pairs, scalar
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["native", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run once on the native kernel and once on the torch path."""
+@pytest.fixture(params=[*builds.HERE_NAMES, "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run once on each build of the native kernels and once on the torch path."""
     if request.param == "torch":
         monkeypatch.setattr(native, "load", lambda: "the test says so")
-    elif isinstance(reason := native.load(), str):
-        pytest.skip(reason)
-    return str(request.param)
+        yield "torch"
+    else:
+        with builds.used(request.param):
+            yield "native"
+
+
+@pytest.fixture
+def _this_machine() -> Iterator[None]:
+    with builds.used("this machine"):
+        yield
+
+
+native_only = pytest.mark.usefixtures("_this_machine")
 
 
 def inputs(B: int, H: int, KV: int, T: int, K: int, seed: int = 0) -> list[Tensor]:
@@ -120,6 +131,19 @@ def test_blocks_equal_dense_on_chosen_documents(
     )
 
 
+@pytest.mark.parametrize("width", [16, 48, 64])
+def test_an_emulated_arm_equals_dense(width: int) -> None:
+    documents_BT = (
+        torch.arange(6).repeat_interleave(torch.tensor([70, 1, 1, 63, 64, 6])).int()[None]
+    )
+    tensors = inputs(1, 2, 1, 205, width)
+    seen = pairs(documents_BT, 1, "blocks")
+    plan = plan_attention("blocks", documents_BT, scalar(1))
+    with builds.used("aarch64"):
+        found = with_gradients(lambda q, k, v: attend(q, k, v, plan, 0.125), tensors)
+    assert_close(found, with_gradients(lambda q, k, v: by_hand(q, k, v, seen, 0.125), tensors))
+
+
 def test_large_scores_neither_overflow_nor_vanish(path: str) -> None:
     q, k, v, _ = inputs(1, 1, 1, 300, 32)
     documents_BT = torch.zeros(1, 300, dtype=torch.int32)
@@ -143,9 +167,9 @@ def test_any_layout_gives_the_same_bits(path: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
-    if isinstance(reason := native.load(), str):
-        pytest.skip(reason)
+def test_bits_do_not_depend_on_the_number_of_threads(path: str) -> None:
+    if path == "torch":
+        pytest.skip("torch makes no such promise")
     tensors = inputs(2, 4, 2, 900, 32)
     plan = plan_attention("blocks", document_ids(torch.arange(1800).view(2, 900) % 211, 0), None)
     threads, results = torch.get_num_threads(), []
@@ -315,22 +339,9 @@ def test_without_a_kernel_torch_takes_over(
     assert complaint in reason
 
 
-def test_kernel_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if isinstance(reason := native.load(), str):
-        pytest.skip(reason)
-    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path))
-    for _ in range(2):
-        assert isinstance(native.load.__wrapped__(), native.Kernel)
-        (library,) = tmp_path.glob("native/*")
-    built = library.stat().st_mtime_ns
-    native.load.__wrapped__()
-    assert library.stat().st_mtime_ns == built
-
-
+@native_only
 @pytest.mark.parametrize("first", [[0, 1, 0], [0, 2, 2], [-1, 0, 0]])
 def test_kernel_refuses_ranges_outside_the_row(first: list[int]) -> None:
-    if isinstance(reason := native.load(), str):
-        pytest.skip(reason)
     q, k, v, _ = inputs(1, 1, 1, 3, 16)
     with pytest.raises(AssertionError, match="must not decrease"):
         blocks.blocks(q, k, v, torch.tensor([first], dtype=torch.int32), 1.0)

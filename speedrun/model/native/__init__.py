@@ -8,6 +8,7 @@ rows of 512.
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ __all__ = ["MAX_WIDTH", "SWITCH", "WIDTH_STEP", "Kernel", "load", "load_build", 
 WIDTH_STEP, MAX_WIDTH = 16, 256  # the kernel works on whole vectors of the head dimension
 
 
-class _View(ctypes.Structure):
+class _Strided(ctypes.Structure):
+    """struct Tensor of attention.cpp."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("row", ctypes.c_int64),
@@ -28,15 +31,33 @@ class _View(ctypes.Structure):
     )
 
 
-def _view(x_BHTK: Tensor) -> _View:
-    assert x_BHTK.stride(3) == 1
-    assert x_BHTK.dtype == torch.float32
-    return _View(x_BHTK.data_ptr(), *x_BHTK.stride()[:3])
+@dataclass(frozen=True)
+class View:
+    """A (B, H, T, K) tensor handed over with its strides, of which the last is 1."""
+
+    tensor: Tensor
 
 
-def _plain(x: Tensor | float | None) -> object:
+@dataclass(frozen=True)
+class Shape:
+    """struct Shape of attention.cpp."""
+
+    numbers: tuple[int, ...]
+
+
+Argument = View | Shape | Tensor | int | float | None
+
+
+def _as_c(x: Argument) -> object:
+    if isinstance(x, View):
+        assert x.tensor.stride(3) == 1
+        assert x.tensor.dtype == torch.float32
+        return ctypes.byref(_Strided(x.tensor.data_ptr(), *x.tensor.stride()[:3]))
+    if isinstance(x, Shape):
+        return (ctypes.c_int64 * len(x.numbers))(*x.numbers)
     if isinstance(x, Tensor):
-        assert x.dtype in (torch.float32, torch.int64)
+        assert x.is_contiguous()
+        assert x.dtype in (torch.float32, torch.int32, torch.int64)
         return ctypes.c_void_p(x.data_ptr())
     if isinstance(x, int):
         return ctypes.c_int64(x)
@@ -51,36 +72,31 @@ class Kernel:
         threads = "OpenMP" if library.openmp() else "its own threads"
         self.built = f"{compiler}, vectors of {library.lanes()}, {threads}"
 
-    def _call(self, name: str, q: Tensor, k: Tensor, views: Sequence[Tensor | float]) -> None:
-        """Arguments in the order of the C signature: 4-d tensors as views, the rest as pointers."""
-        B, H, T, K = q.shape
-        assert k.shape == (B, k.shape[1], T, K), "one row of keys per row of queries"
-        assert views[2].shape == k.shape, "one value per key"  # type: ignore[union-attr]
-        assert views[3].shape == (B, T), "one first key per query"  # type: ignore[union-attr]
-        assert H % k.shape[1] == 0, "query heads share key heads evenly"
-        arguments: list[object] = [(ctypes.c_int64 * 5)(B, H, k.shape[1], T, K)]
-        for x in views:
-            if not isinstance(x, Tensor):
-                arguments.append(ctypes.c_float(x))
-            elif x.dim() == 4:
-                arguments.append(ctypes.byref(_view(x)))
-            else:
-                assert x.is_contiguous()
-                assert x.dtype in (torch.int32, torch.float32)
-                arguments.append(ctypes.c_void_p(x.data_ptr()))
-        bad = getattr(self._library, name)(*arguments, torch.get_num_threads())
-        assert bad == 0, "first keys must not decrease along a row nor pass their query"
+    def invoke(self, name: str, arguments: Sequence[Argument]) -> int:
+        """A routine with the arguments of its C signature, threads apart; 0 if it is content."""
+        code: int = getattr(self._library, name)(*map(_as_c, arguments), torch.get_num_threads())
+        return code
 
     def run(self, name: str, *arguments: Tensor | float | None) -> None:
-        """Any other routine, with the arguments of its C signature; tensors are packed first."""
+        """An elementwise routine; tensors are packed first."""
         packed = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
-        bad = getattr(self._library, name)(*map(_plain, packed), torch.get_num_threads())
-        assert bad == 0, "every target must be an id of the vocabulary"
+        assert self.invoke(name, packed) == 0, "every target must be an id of the vocabulary"
+
+    def _attention(self, name: str, q: Tensor, k: Tensor, *rest: Tensor | float) -> None:
+        B, H, T, K = q.shape
+        v, first = rest[:2]
+        assert k.shape == (B, k.shape[1], T, K), "one row of keys per row of queries"
+        assert v.shape == k.shape, "one value per key"  # type: ignore[union-attr]
+        assert first.shape == (B, T), "one first key per query"  # type: ignore[union-attr]
+        assert H % k.shape[1] == 0, "query heads share key heads evenly"
+        views = [View(x) if isinstance(x, Tensor) and x.dim() == 4 else x for x in (q, k, *rest)]
+        bad = self.invoke(name, [Shape((B, H, k.shape[1], T, K)), *views])
+        assert bad == 0, "first keys must not decrease along a row nor pass their query"
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, scale: float, out: Tensor, lse: Tensor
     ) -> None:
-        self._call("attention_forward", q, k, (q, k, v, first, scale, out, lse))
+        self._attention("attention_forward", q, k, v, first, scale, out, lse)
 
     def backward(
         self,
@@ -96,7 +112,8 @@ class Kernel:
         dk: Tensor,
         dv: Tensor,
     ) -> None:
-        self._call("attention_backward", q, k, (q, k, v, first, scale, out, lse, dout, dq, dk, dv))
+        grads = (dout, dq, dk, dv)
+        self._attention("attention_backward", q, k, v, first, scale, out, lse, *grads)
 
 
 def load_build(build: Build) -> Kernel | str:

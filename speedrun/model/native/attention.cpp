@@ -196,8 +196,9 @@ void forward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, cons
   for (int m = 0; m < count; m++) {
     float* o = out.at(b, h, tile.begin + m);
     for (int i = 0; i < K; i++) o[i] = s.turned_o[i * TILE + m];
-    lse[(b * d.H + h) * d.T + tile.begin + m] = s.peak[m] * LN2 + std::log(s.total[m]);
   }
+  lse += (b * d.H + h) * d.T + tile.begin;
+  for (int m = 0; m < count; m++) lse[m] = s.peak[m] * M_LN2 + std::log(double(s.total[m]));
 }
 
 void backward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, const Tensor& k,

@@ -81,7 +81,7 @@ def chosen() -> Build | str:
 def build_or_find(build: Build) -> ctypes.CDLL | str:
     """The library, from the cache if it is there and sound; or why there is none."""
     name = build.name()
-    library = _folder(name) / name
+    library = cache_folder(name) / name
     if library.exists():
         try:
             return ctypes.CDLL(str(library))
@@ -96,7 +96,7 @@ def build_or_find(build: Build) -> ctypes.CDLL | str:
         return f"{library} does not load: {error}"
 
 
-def _folder(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """The cache, or a folder of this process's own where that cannot be written."""
     home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun")
     try:

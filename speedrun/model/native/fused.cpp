@@ -6,6 +6,8 @@
 // Legend: T tokens of a row of the batch, H heads, K head width, V vocabulary.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <vector>
 
 #include "parallel.h"
 #include "vec.h"
@@ -36,17 +38,22 @@ float dot(const float* a, const float* b, int64_t n) {
   return total(sum);
 }
 
-// z = cap tanh(x / cap) and its slope: with E = e^(2 x / cap) the tanh is (E - 1) / (E + 1) and the
-// slope 4 E / (E + 1)^2, where 1 - tanh^2 would cancel.
+// z = cap tanh(x / cap) and its slope 1 - tanh^2. With E = e^(-2 |x| / cap) the tanh is
+// (1 - E) / (1 + E), and with w = 1 - tanh = 2 E / (1 + E) the slope is w (2 - w): neither cancels, and
+// near the slope of 1 an error of w does not count.
+//
+// 2 / cap is kept in two parts, since its rounding would shift all logits one way. The first is
+// rounded towards zero: the second is then positive, and infinity stays what it is.
 struct Softcap {
-  float cap, rate = 2.f / cap;
+  float cap, rate = std::nextafter(float(2. / cap), 0.f), rest = 2. / cap - rate;
   struct Value {
     Wide z, slope;
   };
   Value operator()(Wide x) const {
-    Exp<Wide> E = exponential(smaller(Wide(87.f), x * rate));
-    Wide less = E.minus_one(), inverse = 1.f / (less + 2.f);
-    return {cap * (less * inverse), 4.f * (E.value() * inverse) * inverse};
+    Wide size = magnitude(x);
+    Exp<Wide> E = exponential(size * -rate - size * rest);
+    Wide less = E.minus_one(), inverse = 1.f / (less + 2.f), w = 2.f * E.value() * inverse;
+    return {with_sign(magnitude(cap * less * inverse), x), 2.f * w - w * w};
   }
 };
 
@@ -58,32 +65,39 @@ struct Uncapped {
   Value operator()(Wide x) const { return {x, 1.f}; }
 };
 
+// The softmax of a row is e^(z - peak) / sum. Both are kept: their logsumexp, rounded to fp32, would
+// cost large logits digits.
+struct Softmax {
+  float peak, sum;
+};
+
 template <typename Cap>
-float log_sum(const float* x, int64_t V, Cap capped) {
+Softmax softmax(const float* x, int64_t V, Cap capped) {
   Wide peaks = x[0];
   sweep(0, V, [&](auto at) { peaks = larger(peaks, at(x, x[0])); });
   float peak = first(capped(largest(peaks)).z);  // tanh keeps the order
-  double shares = 0;
+  double sum = 0;
   for (int64_t begin = 0; begin < V; begin += EXACT) {
-    Wide sum;
+    Wide part;
     sweep(begin, std::min(V, begin + EXACT), [&](auto at) {
-      sum = sum + at.counted(exponential(capped(at(x)).z - peak).value());
+      part = part + at.counted(exponential(capped(at(x)).z - peak).value());
     });
-    shares += total(sum);
+    sum += total(part);
   }
-  return peak + std::log(shares);
+  return {peak, float(sum)};
 }
 
 // (softmax - one at the target) times the slope of the cap times `scale`.
 template <typename Cap>
-void logit_gradient(const float* x, int64_t V, Cap capped, int64_t target, float lse, float scale,
+void logit_gradient(const float* x, int64_t V, Cap capped, int64_t target, Softmax row, float scale,
                     float* dx) {
+  float part = scale / row.sum;
   sweep(0, V, [&](auto at) {
     auto [z, slope] = capped(at(x));
-    at.put(dx, exponential(z - lse).value() * slope * scale);
+    at.put(dx, exponential(z - row.peak).value() * slope * part);
   });
   auto [z, slope] = capped(x[target]);
-  dx[target] = first((exponential(z - lse).value() - 1.f) * slope * scale);
+  dx[target] = first((exponential(z - row.peak).value() / row.sum - 1.f) * slope * scale);
 }
 
 template <typename Visit>
@@ -161,27 +175,31 @@ extern "C" int relu_squared_backward(const float* g, const float* y, float* dx, 
   return 0;
 }
 
-// Mean of lse - z[target] over the rows, z = cap tanh(x / cap); cap 0: z = x.
+// Mean of logsumexp(z) - z[target] over the rows, z = cap tanh(x / cap); cap 0: z = x.
 extern "C" int cross_entropy_forward(const float* x, const int64_t* targets, float cap, float* loss,
-                                      float* lse, int64_t rows, int64_t V, int threads) {
+                                      float* softmaxes, int64_t rows, int64_t V, int threads) {
   for (int64_t i = 0; i < rows; i++)
     if (targets[i] < 0 || targets[i] >= V) return 1;
   with_cap(cap, [=](auto capped) {
-    each(rows, V, threads, [=](int64_t i) { lse[i] = log_sum(x + i * V, V, capped); });
-    double total = 0;
-    for (int64_t i = 0; i < rows; i++) total += lse[i] - first(capped(x[i * V + targets[i]]).z);
-    *loss = total / rows;
+    std::vector<double> losses(rows);
+    each(rows, V, threads, [&, capped](int64_t i) {
+      auto [peak, sum] = softmax(x + i * V, V, capped);
+      softmaxes[2 * i] = peak, softmaxes[2 * i + 1] = sum;
+      losses[i] = double(peak) - first(capped(x[i * V + targets[i]]).z) + std::log(double(sum));
+    });
+    *loss = std::accumulate(losses.begin(), losses.end(), 0.) / rows;
   });
   return 0;
 }
 
 extern "C" int cross_entropy_backward(const float* g, const float* x, const int64_t* targets,
-                                       float cap, const float* lse, float* dx, int64_t rows,
+                                       float cap, const float* softmaxes, float* dx, int64_t rows,
                                        int64_t V, int threads) {
   float scale = *g / rows;
   with_cap(cap, [=](auto capped) {
     each(rows, V, threads, [=](int64_t i) {
-      logit_gradient(x + i * V, V, capped, targets[i], lse[i], scale, dx + i * V);
+      Softmax row{softmaxes[2 * i], softmaxes[2 * i + 1]};
+      logit_gradient(x + i * V, V, capped, targets[i], row, scale, dx + i * V);
     });
   });
   return 0;

@@ -77,6 +77,9 @@ inline vec square_root(vec x) {
 }
 #endif
 
+inline vec magnitude(vec x) { return (vec)((bvec)x & 0x7fffffffu); }
+inline vec with_sign(vec size, vec x) { return (vec)((bvec)size | ((bvec)x & 0x80000000u)); }
+
 // All lanes into one, the upper half onto the lower until one is left.
 template <int N, typename Op>
 inline float fold(typename Vector<N>::floats x, Op op) {
@@ -116,6 +119,8 @@ struct Pair {
   friend Pair operator/(Pair x, Pair y) { return {x.a / y.a, x.b / y.b}; }
   friend Pair larger(Pair x, Pair y) { return {larger(x.a, y.a), larger(x.b, y.b)}; }
   friend Pair smaller(Pair x, Pair y) { return {smaller(x.a, y.a), smaller(x.b, y.b)}; }
+  friend Pair with_sign(Pair x, Pair y) { return {with_sign(x.a, y.a), with_sign(x.b, y.b)}; }
+  friend Pair magnitude(Pair x) { return {magnitude(x.a), magnitude(x.b)}; }
   friend Pair square_root(Pair x) { return {square_root(x.a), square_root(x.b)}; }
   friend Pair whole_power(Pair x) { return {whole_power(x.a), whole_power(x.b)}; }
   friend float total(Pair x) { return total(x.a + x.b); }
@@ -191,7 +196,7 @@ inline Exp<V> scaled(V n_rounded, V r) {
   return {whole_power(n_rounded), p * (r * r) + r};
 }
 
-// e^x for x <= 88, and 0 below -88, where the power of two has become 0. NaN stays NaN.
+// e^x for x <= 0, and 0 below -88, where the power of two has become 0. NaN stays NaN.
 inline Exp<Wide> exponential(Wide x) {
   x = larger(Wide(-88.f), x);
   Wide rounded = x * LOG2E + ROUND, n = rounded - ROUND;

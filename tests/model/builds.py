@@ -1,0 +1,123 @@
+"""The kernels as built by every compiler here and for every CPU that runs here, emulated ones too."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from speedrun.model import native
+from speedrun.model.native.build import FLAGS, HERE, Build, cache_folder
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+# What x86-64-v3 means, in the words of /proc/cpuinfo.
+V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+HERE_NAMES = ("this machine", "x86-64-v3", "own threads", "clang++", "clang++ with OpenMP")
+NAMES = (*HERE_NAMES, "aarch64")  # emulated, so some 100 times slower
+
+
+def runs_v3() -> bool:
+    if not X86:
+        return False
+    flags = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")]
+    return set(flags[0].split()) >= V3
+
+
+@functools.cache
+def kernels(name: str) -> native.Kernel | str:
+    """The kernels of one of NAMES, or why they are not to be had here."""
+    if name == "this machine":
+        return native.load()
+    if name == "x86-64-v3":
+        return _built("g++", "x86-64-v3") if runs_v3() else "this CPU is not an x86-64-v3"
+    if name == "own threads":
+        return _built("g++", "native", openmp=False)
+    if name.startswith("clang++"):
+        return _built("clang++", "native", openmp="OpenMP" in name)
+    return _emulated()
+
+
+def _built(compiler: str, cpu: str, *, openmp: bool = True) -> native.Kernel | str:
+    if shutil.which(compiler) is None:
+        return f"{compiler} is not installed"
+    return native.load_build(Build((compiler,), cpu, openmp))
+
+
+@contextmanager
+def used(name: str) -> Iterator[None]:
+    """These kernels in place of this machine's; skipped where they are not to be had."""
+    kernel = kernels(name)
+    if isinstance(kernel, str):
+        pytest.skip(kernel)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "load", lambda: kernel)
+        yield
+
+
+def _emulated() -> native.Kernel | str:
+    for command in (CROSS, EMULATOR):
+        if shutil.which(command) is None:
+            return f"{command} is not installed"
+    program = cache_folder("") / f"emulate-aarch64-{os.getpid()}"  # each worker its own
+    source = Path(__file__).with_name("emulate.cpp")
+    flags = [flag for flag in FLAGS if flag != "-shared"]
+    words = [CROSS, *flags, "-static", f"-I{HERE}", str(source), "-o", str(program)]
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    return Emulated(program) if made.returncode == 0 else f"{CROSS} fails: {made.stderr[:200]}"
+
+
+class Emulated(native.Kernel):
+    """The kernels of another CPU, called through a pipe (emulate.cpp)."""
+
+    def __init__(self, program: Path) -> None:
+        self._process = subprocess.Popen(
+            [EMULATOR, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.built = f"{CROSS}, vectors of {self._ask('lanes', [])}"
+
+    def invoke(self, name: str, arguments: Sequence[native.Argument]) -> int:
+        return self._ask(name, [*arguments, torch.get_num_threads()])
+
+    def _ask(self, name: str, arguments: Sequence[native.Argument]) -> int:
+        pipe, answers = self._process.stdin, self._process.stdout
+        assert pipe is not None
+        assert answers is not None
+        parts, tensors = [struct.pack("<Q", len(name)), name.encode()], []
+        for x in arguments:
+            tensor = x.tensor if isinstance(x, native.View) else x
+            if isinstance(x, native.Shape):
+                parts.append(struct.pack("<c5q", b"s", *x.numbers))
+            elif isinstance(tensor, Tensor):
+                packed = tensor.detach().contiguous()
+                if tensor is x:
+                    parts.append(b"p")
+                else:
+                    parts.append(struct.pack("<c3q", b"t", *packed.stride()[:3]))
+                parts += [struct.pack("<Q", packed.nbytes), packed.numpy().tobytes()]
+                tensors.append(tensor)
+            elif x is None:
+                parts.append(b"n")
+            else:
+                parts.append(struct.pack("<cq" if isinstance(x, int) else "<cf",
+                                         b"i" if isinstance(x, int) else b"f", x))  # fmt: skip
+        pipe.write(b"".join(parts))
+        pipe.flush()
+        (code,) = struct.unpack("<i", answers.read(4))
+        for tensor in tensors:
+            array = tensor.detach().numpy()
+            array[...] = np.frombuffer(answers.read(tensor.nbytes), array.dtype).reshape(
+                array.shape
+            )
+        return int(code)
