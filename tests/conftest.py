@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from speedrun.config.resolve import resolve
@@ -19,6 +21,10 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+# Settings of a user's that would change what is tested.
+UNWANTED = ("HF_HUB_OFFLINE", "DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")
+LOCAL = "127.0.0.1,localhost"
+
 TINY = (
     "model.layers=2", "model.width=32", "model.heads=2", "batch.length=64", "batch.tokens=256",
     "validation.tokens=512", "validation.every=4", "train.steps=8", "train.target=5.0",
@@ -27,16 +33,18 @@ TINY = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A worker and its children keep to their share of the cores: runs that each take all cores
-    slow each other down tenfold."""
+    for name in UNWANTED:
+        os.environ.pop(name, None)
+    os.environ |= {"NO_PROXY": LOCAL, "no_proxy": LOCAL, "CUDA_VISIBLE_DEVICES": ""}
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and hasattr(os, "sched_setaffinity"):
-        cores, workers = (
-            sorted(os.sched_getaffinity(0)),
-            int(os.environ["PYTEST_XDIST_WORKER_COUNT"]),
-        )
+        # A worker and its children keep to their share of the cores: runs that each take all cores
+        # slow each other down tenfold.
+        cores = sorted(os.sched_getaffinity(0))
+        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         if len(cores) >= workers:
-            os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) :: workers])
+            with suppress(OSError):  # a sandbox may forbid it
+                os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) :: workers])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,6 +63,12 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["SPEEDRUN_HOME"] = str(shared / "home")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(shared / "inductor")
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    """What a test draws does not depend on which tests its worker ran before."""
+    torch.manual_seed(0)
 
 
 def make_tiny_dataset(root: Path) -> Path:

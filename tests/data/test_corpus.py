@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -144,7 +145,7 @@ def test_standard_library() -> None:
     assert not [
         name for name in names if re.search("site-packages|__pycache__|_sysconfigdata", name)
     ]
-    assert 8e6 < size < 40e6
+    assert 8e6 < size < 100e6
     assert set(notes) <= {BLANK, NOT_UTF8, CUT}
     assert notes[CUT] == 0
     assert notes[NOT_UTF8] < 20
@@ -160,7 +161,7 @@ def test_stamps_follow_files_and_content_hashes_follow_content(tmp_path: Path) -
 
     first = both()
     assert both() == first
-    path.touch()
+    os.utime(path, ns=(0, 0))  # a touch may fall into the same tick of the clock
     touched = both()
     assert touched[0] != first[0]
     assert touched[1] == first[1]

@@ -1,4 +1,4 @@
-"""The kernels as built by every compiler here and for every CPU that runs here, emulated ones too."""
+"""The kernels as every compiler here builds them, for every CPU that runs here or is emulated."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from speedrun.model import native
 from speedrun.model.native.build import FLAGS, HERE, Build, cache_folder
 
+load = native.load  # what `used` puts others in place of
 X86 = platform.machine() in ("x86_64", "AMD64")
 # What x86-64-v3 means, in the words of /proc/cpuinfo.
 V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
@@ -39,7 +40,7 @@ def runs_v3() -> bool:
 def kernels(name: str) -> native.Kernel | str:
     """The kernels of one of NAMES, or why they are not to be had here."""
     if name == "this machine":
-        return native.load()
+        return load()
     if name == "x86-64-v3":
         return _built("g++", "x86-64-v3") if runs_v3() else "this CPU is not an x86-64-v3"
     if name == "own threads":

@@ -49,7 +49,8 @@ def innermost_loops(library: Path, objdump: str) -> list[Loop]:
 
 
 def _arithmetic(code: list[tuple[str, str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    packed, scalar = [], []
+    packed: list[str] = []
+    scalar: list[str] = []
     for word, operands in code:
         registers = operands.partition("<")[0]
         if found := X86.match(word):

@@ -105,7 +105,7 @@ def test_loss_at_step_0_is_ln_v_with_a_zero_head(cap: float) -> None:
     torch.manual_seed(0)
     model = GPT(small(softcap=cap), V, T)
     loss = model(ids_of(2), causal(2), ids_of(2, seed=1))
-    assert loss.item() == pytest.approx(math.log(384), abs=1e-6)
+    assert loss.item() == pytest.approx(math.log(384), abs=1e-5)
 
 
 def test_softcap_bounds_and_slope() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -108,8 +108,7 @@ def test_block_lists_follow_the_first_and_last_document_of_each_block(
 ) -> None:
     documents_BT = documents_BT.repeat_interleave(BLOCK // 4, 1)
     documents_BT = documents_BT[:, : documents_BT.shape[1] // BLOCK * BLOCK]
-    if documents_BT.shape[1] == 0:
-        return
+    assume(documents_BT.shape[1] > 0)
     lists = block_lists(first_key(documents_BT, scalar(w)))
     lo, hi = documents_BT[:, ::BLOCK], documents_BT[:, BLOCK - 1 :: BLOCK]
     Q = torch.arange(lo.shape[1])[:, None]

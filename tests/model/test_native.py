@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_hot_loops_are_vectors(
 ) -> None:
     """Built for that CPU, whatever this one is, and read off the object code."""
     if not builds.X86 and cpu.startswith("x86"):
-        pytest.skip(f"{compiler} here builds for {builds.platform.machine()}")
+        pytest.skip(f"{compiler} here builds for {platform.machine()}")
     objdump = "objdump" if cpu.startswith("x86") else builds.CROSS.replace("g++", "objdump")
     for command in (compiler, objdump):
         if shutil.which(command) is None:

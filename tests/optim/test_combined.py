@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_is_its_parts_side_by_side() -> None:
         twin.loss(tokens_at(step)).backward()  # type: ignore[no-untyped-call]
         muon.step()
         adam.step()
-    same(net, twin, atol=2e-5, rtol=1e-4)
+    same(net, twin, atol=1e-4, rtol=1e-4)
 
 
 def test_bf16_tables_have_fp32_state_and_follow_the_fp32_path() -> None:
@@ -333,7 +334,7 @@ def test_the_folder_works_without_the_rest_of_the_package(tmp_path: Path) -> Non
     child = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
+        env={"PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
         capture_output=True,
         text=True,
         check=False,

@@ -326,7 +326,7 @@ def test_any_number_of_ranks_gives_the_weights_of_one(
     folder: Path, alone: Tensor, world: int
 ) -> None:
     together = torch.load(folder / f"at6.{world}", weights_only=True)
-    torch.testing.assert_close(together, alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(together, alone, atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -334,7 +334,7 @@ def test_saved_on_four_ranks_resumed_on_two_and_three(
     folder: Path, alone: Tensor, world: int
 ) -> None:
     resumed = torch.load(folder / f"resumed.{world}", weights_only=True)
-    torch.testing.assert_close(resumed, alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(resumed, alone, atol=5e-6, rtol=0)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
@@ -346,7 +346,7 @@ def test_saved_on_any_number_of_ranks_resumed_on_one(
     muon = make_muon(params)
     muon.load_state_dict(saved["state"])
     train(muon, params, range(3, 6))
-    torch.testing.assert_close(flat(params), alone, atol=1e-6, rtol=0)
+    torch.testing.assert_close(flat(params), alone, atol=5e-6, rtol=0)
 
 
 def test_the_saved_state_is_the_same_for_any_number_of_ranks(folder: Path) -> None:
@@ -366,7 +366,7 @@ def test_the_wire_may_carry_another_type_than_the_momenta(folder: Path) -> None:
     params = make_params()
     train(Muon(params, dtype=torch.float64), params, range(3))
     together = torch.load(folder / "double", weights_only=True)
-    torch.testing.assert_close(together, flat(params), atol=1e-6, rtol=0)
+    torch.testing.assert_close(together, flat(params), atol=5e-6, rtol=0)
 
 
 def test_gathers_hide_behind_compute(folder: Path) -> None:
@@ -382,7 +382,7 @@ def test_the_update_does_not_depend_on_how_a_batch_is_cut(folder: Path, pieces: 
     cut, _ = ddp_steps(0, 1, None, pieces)
     weights, state = torch.load(folder / f"ddp.{pieces}", weights_only=True)
     expected = flat(list(whole.parameters()))
-    torch.testing.assert_close(flat(list(cut.parameters())), expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(flat(list(cut.parameters())), expected, atol=5e-6, rtol=0)
+    torch.testing.assert_close(weights, expected, atol=5e-6, rtol=0)
     for key, tensor in optimizer.export_state().items():
         torch.testing.assert_close(state[key], tensor, atol=1e-6, rtol=1e-5)

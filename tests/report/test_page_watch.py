@@ -14,6 +14,7 @@ from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 from speedrun.report.page.watch import Server, Source
 from speedrun.train.run import RunFolder
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def server(run: RunFolder) -> Iterator[Server]:
 def ask(
     server: Server, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=PATIENCE)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), dict(answer.getheaders())

@@ -33,7 +33,9 @@ def speedrun(words: Sequence[str | Path], output: Path, hold: int | None = None)
 
     The checkpoint of step `hold` stays half-written, so training comes to the next one at most.
     """
-    child = SERVER.Process(target=_main, args=([str(word) for word in words], output, hold))
+    child = SERVER.Process(
+        target=_main, args=([str(word) for word in words], output, hold), daemon=True
+    )
     child.start()
     return child
 
@@ -45,6 +47,7 @@ def speedrun_to_its_end(words: Sequence[str]) -> subprocess.CompletedProcess[str
         child.join(PATIENCE)
         code = child.exitcode
         child.kill()
+        child.join()
         return subprocess.CompletedProcess(words, -1 if code is None else code, output.read(), "")
 
 
@@ -78,7 +81,7 @@ def on_ranks(size: int, job: Callable[..., None], folder: Path, *arguments: Any)
     folder.mkdir(parents=True, exist_ok=True)
     meeting = folder / f"meeting-{time.monotonic_ns()}"
     ranks = [
-        SERVER.Process(target=_rank, args=(rank, size, meeting, job, arguments))
+        SERVER.Process(target=_rank, args=(rank, size, meeting, job, arguments), daemon=True)
         for rank in range(size)
     ]
     for process in ranks:
@@ -89,6 +92,7 @@ def on_ranks(size: int, job: Callable[..., None], folder: Path, *arguments: Any)
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
+        process.join()
     assert codes == [0] * size, f"exit codes of the ranks: {codes}"
 
 
