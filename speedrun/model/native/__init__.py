@@ -116,19 +116,20 @@ class Kernel:
         self._attention("attention_backward", q, k, v, first, scale, out, lse, *grads)
 
 
-def load_build(build: Build) -> Kernel | str:
-    """The kernels of one build, or the reason why there are none."""
-    library = build_or_find(build)
-    if isinstance(library, str):
-        return library
+def load_build(*builds: Build) -> Kernel | str:
+    """The kernels of the first of the builds that can be had, or the reason why there are none."""
+    found = build_or_find(builds)
+    if isinstance(found, str):
+        return found
+    build, library = found
     return Kernel(library, build.version().partition("\n")[0])
 
 
 @functools.cache
 def load() -> Kernel | str:
     """The kernels for this machine, built if need be, or the reason why there are none."""
-    build = chosen()
-    return build if isinstance(build, str) else load_build(build)
+    builds = chosen()
+    return builds if isinstance(builds, str) else load_build(*builds)
 
 
 def run(name: str, *arguments: Tensor | float | None) -> None:

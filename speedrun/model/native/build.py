@@ -7,6 +7,7 @@ $SPEEDRUN_HOME by a name made of everything that shaped it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -14,7 +15,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -37,8 +40,7 @@ class Build:
     openmp: bool = True
 
     def version(self) -> str:
-        words = [*self.compiler, "--version"]
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        return _version(self.compiler)
 
     def command(self, library: Path) -> list[str]:
         # Compilers for ARM know the machine in front of them by -mcpu alone.
@@ -66,34 +68,35 @@ class Build:
         return f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
 
-def chosen() -> Build | str:
-    """The build that this environment asks for, or why there is none."""
+def chosen() -> tuple[Build, ...] | str:
+    """The builds that this environment asks for, the best first; or why there are none."""
     cpu = os.environ.get(SWITCH) or "native"
     if cpu == "0":
         return f"{SWITCH}=0 is set"
     named = os.environ.get("CXX")
     for words in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
         if words and shutil.which(words[0]):
-            return Build(tuple(words), "native" if cpu == "1" else cpu)
+            build = Build(tuple(words), "native" if cpu == "1" else cpu)
+            return build, replace(build, openmp=False)  # Apple's compiler has no OpenMP
     return f"no C++ compiler ({named or 'g++ or clang++'}) is found"
 
 
-def build_or_find(build: Build) -> ctypes.CDLL | str:
-    """The library, from the cache if it is there and sound; or why there is none."""
-    name = build.name()
-    library = cache_folder(name) / name
-    if library.exists():
-        try:
-            return ctypes.CDLL(str(library))
-        except OSError:  # cut short, or of another machine: built again
-            pass
-    if said := build.run(library):
-        names = ", ".join(source.name for source in SOURCES)
-        return f"{shlex.join(build.compiler)} cannot build {names}: {said[:200]}"
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        return f"{library} does not load: {error}"
+def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
+    """The first of the builds that the cache has, else the first to succeed; or why none does."""
+    libraries = {build: cache_folder(build.name()) / build.name() for build in builds}
+    for build, library in libraries.items():
+        if library.exists():
+            with suppress(OSError):  # cut short, or of another machine: built again
+                return build, ctypes.CDLL(str(library))
+    said = ""
+    for build, library in libraries.items():
+        if not (said := build.run(library)):
+            try:
+                return build, ctypes.CDLL(str(library))
+            except OSError as error:
+                said = f"the library does not load: {error}"
+    names = ", ".join(source.name for source in SOURCES)
+    return f"{shlex.join(builds[0].compiler)} cannot build {names}: {said[:200]}"
 
 
 def cache_folder(name: str) -> Path:
@@ -107,6 +110,12 @@ def cache_folder(name: str) -> Path:
     if (folder / name).exists() or os.access(folder, os.W_OK):
         return folder
     return Path(tempfile.mkdtemp(prefix="speedrun-"))
+
+
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> str:
+    words = [*compiler, "--version"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
 
 def _processor() -> str:

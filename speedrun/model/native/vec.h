@@ -50,23 +50,19 @@ inline void store(float* p, vec x) { std::memcpy(p, &x, sizeof x); }
 inline float first(vec x) { return x[0]; }
 inline vec all(float x) { return x - vec{}; }
 
-// a > b ? a : b and a < b ? a : b, so the second where either is NaN, and the square root. On x86
-// each is one instruction, which compilers do not make of the expression.
+// a > b ? a : b, so the second where either is NaN, and the square root. On x86 each is one
+// instruction, which compilers do not make of the expression.
 #if defined(__AVX512F__)
 inline vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
-inline vec smaller(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
 inline vec square_root(vec x) { return (vec)_mm512_sqrt_ps((__m512)x); }
 #elif defined(__AVX__)
 inline vec larger(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }
-inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
 inline vec square_root(vec x) { return (vec)_mm256_sqrt_ps((__m256)x); }
 #elif defined(__SSE__)
 inline vec larger(vec a, vec b) { return (vec)_mm_max_ps((__m128)a, (__m128)b); }
-inline vec smaller(vec a, vec b) { return (vec)_mm_min_ps((__m128)a, (__m128)b); }
 inline vec square_root(vec x) { return (vec)_mm_sqrt_ps((__m128)x); }
 #else
 inline vec larger(vec a, vec b) { return a > b ? a : b; }
-inline vec smaller(vec a, vec b) { return a < b ? a : b; }
 inline vec square_root(vec x) {
 #if defined(__aarch64__)
   return (vec)vsqrtq_f32((float32x4_t)x);
@@ -118,7 +114,6 @@ struct Pair {
   friend Pair operator*(Pair x, Pair y) { return {x.a * y.a, x.b * y.b}; }
   friend Pair operator/(Pair x, Pair y) { return {x.a / y.a, x.b / y.b}; }
   friend Pair larger(Pair x, Pair y) { return {larger(x.a, y.a), larger(x.b, y.b)}; }
-  friend Pair smaller(Pair x, Pair y) { return {smaller(x.a, y.a), smaller(x.b, y.b)}; }
   friend Pair with_sign(Pair x, Pair y) { return {with_sign(x.a, y.a), with_sign(x.b, y.b)}; }
   friend Pair magnitude(Pair x) { return {magnitude(x.a), magnitude(x.b)}; }
   friend Pair square_root(Pair x) { return {square_root(x.a), square_root(x.b)}; }
