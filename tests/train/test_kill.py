@@ -117,7 +117,7 @@ def test_a_rank_killed_under_torchrun_is_started_again(
 ) -> None:
     """Two ranks; first one of them is killed, after the restart the other."""
     run, whole = tmp_path / "cut", tmp_path / "whole"
-    length = ("train.steps=300", "validation.every=50")
+    length = ("train.steps=200", "validation.every=50")
     on_ranks(2, jobs.train, tmp_path, tiny(*length), whole)
     ranks = ("--ranks", "2", "--max-restarts", "3", "--checkpoint-every", "5")
     job = subprocess.Popen(
@@ -125,7 +125,7 @@ def test_a_rank_killed_under_torchrun_is_started_again(
         env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    for rank, moment in ((1, 20), (0, 100)):
+    for rank, moment in ((1, 20), (0, 60)):
         wait_for(lambda m=moment: steps_logged(run) > m, f"step {moment}")  # type: ignore[misc]
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[rank]), signal.SIGKILL)

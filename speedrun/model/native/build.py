@@ -7,6 +7,7 @@ $SPEEDRUN_HOME by a name made of everything that shaped it.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -15,8 +16,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,7 +52,6 @@ class Build:
 
     def run(self, library: Path) -> str:
         """The library in its place, whole or not at all; what the compiler says if it fails."""
-        # Ranks that start together each build their own file; the last rename wins.
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             fresh = Path(folder) / library.name
             words = self.command(fresh)
@@ -84,19 +84,40 @@ def chosen() -> tuple[Build, ...] | str:
 def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
     """The first of the builds that the cache has, else the first to succeed; or why none does."""
     libraries = {build: cache_folder(build.name()) / build.name() for build in builds}
+    if found := _cached(libraries):
+        return found
+    with _alone(libraries[builds[0]].parent):
+        if found := _cached(libraries):  # built by another process meanwhile
+            return found
+        said = ""
+        for build, library in libraries.items():
+            if not (said := build.run(library)):
+                try:
+                    return build, ctypes.CDLL(str(library))
+                except OSError as error:
+                    said = f"the library does not load: {error}"
+    names = ", ".join(source.name for source in SOURCES)
+    return f"{shlex.join(builds[0].compiler)} cannot build {names}: {said[:200]}"
+
+
+def _cached(libraries: Mapping[Build, Path]) -> tuple[Build, ctypes.CDLL] | None:
     for build, library in libraries.items():
         if library.exists():
             with suppress(OSError):  # cut short, or of another machine: built again
                 return build, ctypes.CDLL(str(library))
-    said = ""
-    for build, library in libraries.items():
-        if not (said := build.run(library)):
-            try:
-                return build, ctypes.CDLL(str(library))
-            except OSError as error:
-                said = f"the library does not load: {error}"
-    names = ", ".join(source.name for source in SOURCES)
-    return f"{shlex.join(builds[0].compiler)} cannot build {names}: {said[:200]}"
+    return None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of the ranks of a host that start together, one builds and the others wait for it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # without locks each builds its own, and the last rename wins
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def cache_folder(name: str) -> Path:
