@@ -113,8 +113,9 @@ def test_what_this_machine_has_is_what_is_built() -> None:
 THREADS = """
 import os, sys, torch
 from speedrun.model import native
-from speedrun.model.native.build import Build
+from speedrun.model.attention import attend, plan_attention
 from speedrun.model.fused import relu_squared
+from speedrun.model.native.build import Build
 kernel = native.load_build(Build(({compiler!r},), "native", openmp=False))
 native.load = lambda: kernel
 torch.set_num_threads(3)
@@ -127,6 +128,9 @@ assert torch.equal(relu_squared(x), expected)
 assert len(tasks() - before) == 2, "two threads must help"
 assert torch.equal(relu_squared(x), expected)
 assert len(tasks() - before) == 2, "and the same two again"
+q = torch.randn(1, 3, 300, 32)
+attend(q, q, q, plan_attention("blocks", torch.zeros(1, 300, dtype=torch.int32), None), 0.2)
+assert len(tasks() - before) == 2, "and for attention too"
 # Helpers flush what the caller flushes, from the next call on.
 assert expected[0, 0] > 0
 torch.set_flush_denormal(True)

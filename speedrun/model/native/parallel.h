@@ -17,9 +17,9 @@
 #include <thread>
 #endif
 
-namespace {
-
 #ifndef _OPENMP
+namespace own __attribute__((visibility("hidden"))) {
+
 // Threads that sleep until there is work. Never destroyed: they may sleep on while a process ends.
 class Pool {
  public:
@@ -78,8 +78,12 @@ class Pool {
 };
 
 // A forked process has none of its parent's threads and starts its own.
-Pool* pool = (pthread_atfork(nullptr, nullptr, [] { pool = new Pool; }), new Pool);
+inline Pool* pool = (pthread_atfork(nullptr, nullptr, [] { pool = new Pool; }), new Pool);
+
+}  // namespace own
 #endif
+
+namespace {
 
 // job(worker, workers) once on each of at most `threads` threads, the caller's among them.
 template <typename Job>
@@ -96,7 +100,7 @@ void on_threads(int threads, const Job& job) {
   alike(omp_get_thread_num(), omp_get_num_threads());
 #else
   typedef decltype(alike) Alike;
-  pool->run(threads, [](const void* f, int i, int n) { (*(const Alike*)f)(i, n); }, &alike);
+  own::pool->run(threads, [](const void* f, int i, int n) { (*(const Alike*)f)(i, n); }, &alike);
 #endif
 }
 
