@@ -44,7 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         if len(cores) >= workers:
             with suppress(OSError):  # a sandbox may forbid it
-                os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) :: workers])
+                share = cores[int(worker.removeprefix("gw")) :: workers]
+                os.sched_setaffinity(0, share)
+                torch.set_num_threads(min(torch.get_num_threads(), len(share)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

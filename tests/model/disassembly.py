@@ -43,7 +43,7 @@ def innermost_loops(library: Path, objdump: str) -> list[Loop]:
             inside = [
                 (word, operands) for address, word, operands in code if begin <= address <= end
             ]
-            calls = any(word in ("call", "bl", "blr") for word, _ in inside)
+            calls = any(re.match(r"call|blr?$", word) for word, _ in inside)
             loops.append(Loop(name, *_arithmetic(inside), calls))
     return loops
 

@@ -383,6 +383,18 @@ def test_what_is_not_a_number_stays_none(path: str, which: int) -> None:
     assert seen[151:].all() == (which == 1)
 
 
+@pytest.mark.parametrize("score", [-1e31, -1e38])
+def test_what_is_hidden_stays_hidden_from_the_least_scores(path: str, score: float) -> None:
+    """Queries of the second document see nothing of the first, however little they see."""
+    q, k, v = (torch.zeros(1, 1, 80, 16) for _ in range(3))
+    q[..., 0], k[..., 0] = 1.0, score
+    v[:, :, :40] = 7.0
+    v[:, :, 40:] = 1.0
+    documents_BT = torch.arange(2, dtype=torch.int32).repeat_interleave(40)[None]
+    out = attend(q, k, v, plan_attention("blocks", documents_BT, None), 1.0)
+    assert torch.equal(out[:, :, 40:], torch.ones(1, 1, 40, 16))
+
+
 def test_masks_of_another_batch_are_refused(path: str) -> None:
     q, k, v, _ = inputs(2, 1, 1, 64, 32)
     mask = plan_attention("blocks", torch.zeros(1, 64, dtype=torch.int32), None)

@@ -28,7 +28,7 @@ def _each_build(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def _this_machine() -> Iterator[None]:
     with builds.used("this machine"):
         yield
@@ -204,6 +204,13 @@ def test_targets_outside_the_vocabulary_are_refused() -> None:
     for target in (-1, 50):
         with pytest.raises(AssertionError, match="an id of the vocabulary"):
             cross_entropy(normal(1, 1, 50), torch.tensor([[target]]), 0.0)
+
+
+@native_only
+def test_targets_in_another_type_are_refused() -> None:
+    """Read as they are, they would be other targets."""
+    with pytest.raises(AssertionError, match="targets in int64"):
+        cross_entropy(normal(1, 3, 50), torch.tensor([[1, 2, 3]], dtype=torch.int32), 0.0)
 
 
 RUNS: list[tuple[Callable[..., Tensor], list[Tensor]]] = [

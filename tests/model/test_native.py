@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,8 @@ def test_hot_loops_are_vectors(
     if said := Build((compiler,), cpu, openmp).run(library):
         if openmp and compiler == "clang++" and "omp" in said:
             pytest.skip("clang++ has no OpenMP here")
+        if re.search("bad value|unknown target CPU", said):
+            pytest.skip(f"{compiler} is older than the name {cpu}")
         pytest.fail(said)
     loops = hot(innermost_loops(library, objdump))
     # A reduction's last lanes or a target's one logit may be scalar beside the vectors of a loop.
@@ -185,7 +188,7 @@ def test_kernels_are_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path))
     for _ in range(2):
         assert isinstance(native.load.__wrapped__(), native.Kernel)
-        (library,) = tmp_path.glob("native/*")
+        (library,) = tmp_path.glob("native/*.so")
     built = library.stat().st_mtime_ns
     native.load.__wrapped__()
     assert library.stat().st_mtime_ns == built
@@ -194,17 +197,21 @@ def test_kernels_are_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_library_that_does_not_load_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut short by a full disk, or built on another machine."""
+    """Cut short by a crash (to load it would be a bus error), or not a library at all."""
     with builds.used("this machine"):
         pass
-    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path))
     wanted = chosen()
     assert not isinstance(wanted, str)
-    library = tmp_path / "native" / wanted[0].name()
-    library.parent.mkdir()
-    library.write_bytes(b"\x7fELF")
-    assert isinstance(native.load.__wrapped__(), native.Kernel)
-    assert library.stat().st_size > 10_000
+    whole = tmp_path / "whole.so"
+    assert wanted[0].run(whole) == ""
+    for number, text in enumerate((whole.read_bytes()[:20_000], b"\x7fELF")):
+        monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / str(number)))
+        library = tmp_path / str(number) / "native" / wanted[0].name()
+        library.parent.mkdir(parents=True)
+        library.write_bytes(text)
+        library.with_suffix(".size").write_text(f"{len(text) if number else whole.stat().st_size}")
+        assert isinstance(native.load.__wrapped__(), native.Kernel)
+        assert library.stat().st_size == whole.stat().st_size
 
 
 def test_a_compiler_without_openmp_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,8 @@ class Kernel:
     def run(self, name: str, *arguments: Tensor | float | None) -> None:
         """An elementwise routine; tensors are packed first."""
         packed = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
+        kinds = {x.dtype for x in packed if isinstance(x, Tensor)}
+        assert kinds <= {torch.float32, torch.int64}, "numbers in fp32, targets in int64"
         assert self.invoke(name, packed) == 0, "every target must be an id of the vocabulary"
 
     def _attention(self, name: str, q: Tensor, k: Tensor, *rest: Tensor | float) -> None:
@@ -87,7 +89,9 @@ class Kernel:
         v, first = rest[:2]
         assert k.shape == (B, k.shape[1], T, K), "one row of keys per row of queries"
         assert v.shape == k.shape, "one value per key"  # type: ignore[union-attr]
-        assert first.shape == (B, T), "one first key per query"  # type: ignore[union-attr]
+        assert isinstance(first, Tensor)
+        assert first.shape == (B, T), "one first key per query"
+        assert first.dtype == torch.int32, "first keys in int32"
         assert H % k.shape[1] == 0, "query heads share key heads evenly"
         views = [View(x) if isinstance(x, Tensor) and x.dim() == 4 else x for x in (q, k, *rest)]
         bad = self.invoke(name, [Shape((B, H, k.shape[1], T, K)), *views])

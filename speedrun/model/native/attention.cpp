@@ -10,6 +10,7 @@
 // Legend: B rows, T tokens, H query heads, K head width, m query in tile, n key in tile.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "parallel.h"
@@ -24,7 +25,7 @@ constexpr int PANEL = 2;  // 12 of 16
 #endif
 constexpr int TILE = 64;
 constexpr int MAX_WIDTH = 256;
-constexpr float NEVER = -1e30f;
+constexpr float NEVER = -std::numeric_limits<float>::max();
 
 // C[i][:] (+)= sum_j A[i, j] B[j][:] for R rows and N vectors, all sums in registers.
 template <int R, int N>
@@ -178,6 +179,7 @@ void forward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, cons
       }
       for (int n = 0; n < keys; n++) {
         vec p = power_of_two(load(score + n * TILE) - peak);
+        if (masked) p = hidden(s, n0 + n, m) ? vec{} : p;  // as many as all, if the seen ones are -inf
         store(score + n * TILE, p);
         total += p;
       }

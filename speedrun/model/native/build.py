@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from speedrun.disk import flush
+
 HERE = Path(__file__).parent
 SOURCES = (HERE / "attention.cpp", HERE / "fused.cpp")
 HEADERS = (HERE / "vec.h", HERE / "parallel.h")
@@ -58,7 +60,10 @@ class Build:
             built = subprocess.run(words, capture_output=True, text=True, check=False)
             if built.returncode != 0:
                 return built.stderr.strip() or f"exit code {built.returncode}"
+            flush(fresh)
+            size = fresh.stat().st_size
             fresh.replace(library)
+            _size_file(library).write_text(f"{size}\n")
         return ""
 
     def name(self) -> str:
@@ -83,6 +88,13 @@ def chosen() -> tuple[Build, ...] | str:
 
 def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
     """The first of the builds that the cache has, else the first to succeed; or why none does."""
+    try:
+        return _build_or_find(builds)
+    except OSError as error:  # a full disk, a compiler that is none
+        return f"the kernels cannot be built: {error}"
+
+
+def _build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
     libraries = {build: cache_folder(build.name()) / build.name() for build in builds}
     if found := _cached(libraries):
         return found
@@ -102,10 +114,22 @@ def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
 
 def _cached(libraries: Mapping[Build, Path]) -> tuple[Build, ctypes.CDLL] | None:
     for build, library in libraries.items():
-        if library.exists():
-            with suppress(OSError):  # cut short, or of another machine: built again
+        if _whole(library):
+            with suppress(OSError):  # of another machine: built again
                 return build, ctypes.CDLL(str(library))
     return None
+
+
+def _size_file(library: Path) -> Path:
+    return library.with_suffix(".size")
+
+
+def _whole(library: Path) -> bool:
+    """One that a full disk or a crash has cut short would not fail to load: it would kill us."""
+    try:
+        return library.stat().st_size == int(_size_file(library).read_text())
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
@@ -128,7 +152,7 @@ def cache_folder(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # read-only, or no home at all
         return Path(tempfile.mkdtemp(prefix="speedrun-"))
-    if (folder / name).exists() or os.access(folder, os.W_OK):
+    if _whole(folder / name) or os.access(folder, os.W_OK):
         return folder
     return Path(tempfile.mkdtemp(prefix="speedrun-"))
 

@@ -114,7 +114,7 @@ extern "C" int norm_rotate_forward(const float* x, const float* cos, const float
                                     int64_t K, int threads) {
   each(tokens, H * K, threads, [=](int64_t t) {
     int64_t half = K / 2;
-    const float *c = cos + t % T * half, *s = sin + t % T * half;
+    const float *c = cos ? cos + t % T * half : nullptr, *s = cos ? sin + t % T * half : nullptr;
     for (int64_t h = 0; h < H; h++) {
       const float* from = x + (t * H + h) * K;
       float *to = y + (t * H + h) * K, scale = 1;
@@ -139,7 +139,7 @@ extern "C" int norm_rotate_backward(const float* g, const float* y, const float*
                                      int64_t T, int64_t H, int64_t K, int threads) {
   each(tokens, H * K, threads, [=](int64_t t) {
     int64_t half = K / 2;
-    const float *c = cos + t % T * half, *s = sin + t % T * half;
+    const float *c = cos ? cos + t % T * half : nullptr, *s = cos ? sin + t % T * half : nullptr;
     for (int64_t h = 0; h < H; h++) {
       int64_t row = (t * H + h) * K;
       const float *from = g + row, *out = y + row;

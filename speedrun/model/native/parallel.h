@@ -1,5 +1,5 @@
-// Work on several threads: OpenMP's where the compiler has it, because those are torch's own and
-// wide awake; otherwise a pool of ours. Who does what never changes a result: an item is computed
+// Work on several threads: OpenMP's where the compiler has it, because with g++ those are torch's own
+// and wide awake; otherwise a pool of ours. Who does what never changes a result: an item is computed
 // by one thread, and every thread rounds and flushes as the caller does.
 #pragma once
 
@@ -92,8 +92,11 @@ void on_threads(int threads, const Job& job) {
   std::fenv_t floats;
   std::fegetenv(&floats);
   auto alike = [&](int worker, int workers) {
+    std::fenv_t before;
+    std::fegetenv(&before);
     std::fesetenv(&floats);
     job(worker, workers);
+    std::fesetenv(&before);
   };
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
