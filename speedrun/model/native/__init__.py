@@ -82,7 +82,8 @@ class Kernel:
         packed = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
         kinds = {x.dtype for x in packed if isinstance(x, Tensor)}
         assert kinds <= {torch.float32, torch.int64}, "numbers in fp32, targets in int64"
-        assert self.invoke(name, packed) == 0, "every target must be an id of the vocabulary"
+        bad = self.invoke(name, packed)
+        assert bad == 0, "every target must be an id of the vocabulary"
 
     def _attention(self, name: str, q: Tensor, k: Tensor, *rest: Tensor | float) -> None:
         B, H, T, K = q.shape
