@@ -119,9 +119,9 @@ def flex_mask(first_BT: Tensor) -> BlockMask:
 
 @functools.cache
 def compiled_flex() -> Callable[..., Tensor]:
-    """Uncompiled, FlexAttention falls back to holding every pair; in a compiled model this inlines.
+    """FlexAttention outside of a compiled model, where plain it falls back to holding every pair.
 
-    Made when it is first used: torch.compile imports a compiler, which takes longer than torch.
+    Made when it is first used: torch.compile imports a compiler, which takes as long as torch.
     """
     return torch.compile(flex_attention)
 
@@ -142,6 +142,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -
             q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=grouped
         )
     assert isinstance(plan.mask, BlockMask)
-    out = compiled_flex()(q, k, v, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
+    flex = flex_attention if torch.compiler.is_compiling() else compiled_flex()
+    out = flex(q, k, v, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
     assert isinstance(out, Tensor)
     return out
