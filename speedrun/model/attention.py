@@ -12,7 +12,7 @@ Legend: B rows, H query heads, KV key/value heads, T tokens, K head width.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -142,7 +142,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -
             q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=grouped
         )
     assert isinstance(plan.mask, BlockMask)
-    flex = flex_attention if torch.compiler.is_compiling() else compiled_flex()
+    flex: Callable[..., Any] = flex_attention
+    if not torch.compiler.is_compiling():
+        flex = compiled_flex()
     out = flex(q, k, v, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
     assert isinstance(out, Tensor)
     return out
