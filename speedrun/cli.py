@@ -62,8 +62,7 @@ def train(
     overrides: Overrides = None,
     track: Track = "nano",
     run: Annotated[
-        Path | None,
-        typer.Option("--run", "--run-dir", help="Run folder; default: runs/NAME."),
+        Path | None, typer.Option("--run", "--run-dir", help="Run folder; default: runs/NAME.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Initial weights and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Length; schedules scale with it.")] = None,
@@ -90,41 +89,50 @@ def train(
 ) -> None:
     """Train a model: RECIPE says how, --track says on what.
 
-    Exit codes: 0 done, 1 a run or its data cannot be used, 2 a mistake in the words above, 124 out
+    Exit codes: 0 done, 1 a run or its data cannot be used, 2 a mistake on the command line, 124 out
     of time, 130 Ctrl-C, 143 SIGTERM. SIGUSR1 saves a checkpoint and goes on.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # there is nothing to save until the loop listens
-    from speedrun.train.command import Request, train_command
+    from speedrun.commands.train import train_command
+    from speedrun.train.request import Interval, Request, parse_seconds
 
     train_command(
         Request(
-            recipe, overrides or [], track, run, seed, steps, resume, force, dry_run,
-            sample_tokens, checkpoint_every, keep, time_limit, tuple(log or ()), ranks,
-            max_restarts,
+            recipe=recipe,
+            overrides=overrides or [],
+            track=track,
+            folder=run,
+            seed=seed,
+            steps=steps,
+            resume=resume,
+            force=force,
+            dry_run=dry_run,
+            sample_tokens=sample_tokens,
+            checkpoint_every=Interval.parse(checkpoint_every),
+            keep=keep,
+            time_limit=parse_seconds(time_limit, "--time-limit") if time_limit else None,
+            log=tuple(log or ()),
+            ranks=ranks,
+            max_restarts=max_restarts,
         )
-    )  # fmt: skip
+    )
 
 
 @app.command(epilog='Example:  speedrun sample runs/first --prompt "def main" --tokens 200')
 def sample(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    tokens: Annotated[int, typer.Option(help="Most tokens to write.", min=1)] = 200,
+    tokens: Annotated[int, typer.Option(help="Write at most so many tokens.", min=1)] = 200,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.8,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.", min=0)] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the draw.", min=0)] = 0,
 ) -> None:
     """Stream text from a trained run."""
-    from speedrun.serve.sample import generate, load_run
+    from speedrun.commands.sample import sample_command
 
-    model, tokenizer = load_run(run)
-    typer.echo(prompt, nl=False)
-    for piece in generate(
-        model, tokenizer, prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
-    ):
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
-    typer.echo()
+    sample_command(
+        run, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
+    )
 
 
 def _add_file_verbs(group: typer.Typer, kind: Kind) -> None:
@@ -133,7 +141,7 @@ def _add_file_verbs(group: typer.Typer, kind: Kind) -> None:
     @group.callback(invoke_without_command=True)
     def listing(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
-            from speedrun.report.text import list_files
+            from speedrun.commands.files import list_files
 
             list_files(kind)
 
@@ -145,17 +153,14 @@ def _add_file_verbs(group: typer.Typer, kind: Kind) -> None:
         ] = False,
     ) -> None:
         """Print every value it sets and which file set it."""
-        from speedrun.report.text import show_file, show_history
+        from speedrun.commands.files import show_file, show_history
 
         (show_history if history else show_file)(kind, name)
 
     @group.command()
-    def diff(
-        first: Name,
-        second: Name,
-    ) -> None:
+    def diff(first: Name, second: Name) -> None:
         """Print the resolved values in which two of them differ."""
-        from speedrun.report.text import diff_files
+        from speedrun.commands.files import diff_files
 
         diff_files(kind, first, second)
 
@@ -184,7 +189,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace a different dataset.")] = False,
 ) -> None:
     """Tokenize text into shards that train reads."""
-    from speedrun.data.command import build_command
+    from speedrun.commands.data import build_command
 
     build_command(
         sources, out, tokenizer, val_fraction=val_fraction, text_field=text_field,
@@ -198,7 +203,7 @@ def inspect(
     documents: Annotated[int, typer.Option(help="First documents to show.", min=0)] = 3,
 ) -> None:
     """Show a summary and the first documents, decoded."""
-    from speedrun.data.command import inspect_command
+    from speedrun.commands.data import inspect_command
 
     inspect_command(folder, documents)
 
@@ -206,7 +211,7 @@ def inspect(
 @data_app.command()
 def verify(folder: Annotated[Path, typer.Argument(help="Dataset folder.")]) -> None:
     """Re-hash everything; name the bad file and offset."""
-    from speedrun.data.command import verify_command
+    from speedrun.commands.data import verify_command
 
     verify_command(folder)
 
@@ -220,12 +225,14 @@ def download(
     shards: Annotated[int, typer.Option(help="Training shards of 100M tokens.", min=1)] = 9,
 ) -> None:
     """Fetch the public GPT-2 shards (extra: hub)."""
-    from speedrun.data.command import download_command
+    from speedrun.commands.data import download_command
 
     download_command(name, out or Path("data") / name, shards)
 
 
 Seeds = Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)]
+SetOverrides = Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")]
+RACE = Path("races/race")
 
 
 @app.command(epilog="Example:  speedrun race baseline record-18 best --track nano --seeds 3")
@@ -234,17 +241,15 @@ def race(
     track: Track = "nano",
     seeds: Seeds = 3,
     budget: Annotated[int | None, typer.Option(help="Most steps of a run.", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = Path(
-        "races/race"
-    ),
-    override: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value for every run.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = RACE,
+    override: SetOverrides = None,
 ) -> None:
     """Race recipes to the track's target: seeds, intervals, ratios, race.json and a page."""
-    from speedrun.science.command import race_command
+    from speedrun.commands.race import race_command
 
-    race_command(recipes, track, seeds, budget, out, override or [])
+    race_command(
+        recipes=recipes, track=track, seeds=seeds, budget=budget, out=out, overrides=override or []
+    )
 
 
 def _switches(incomplete: str) -> list[str]:
@@ -264,14 +269,15 @@ def ablate(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
     alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,
-    override: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value for every run.")
-    ] = None,
+    override: SetOverrides = None,
 ) -> None:
     """Switch a recipe's techniques off one at a time, paired by seed, with corrected p-values."""
-    from speedrun.science.command import ablate_command
+    from speedrun.commands.race import ablate_command
 
-    ablate_command(recipe, track, seeds, switch or [], out, alpha, override or [])
+    ablate_command(
+        recipe=recipe, track=track, seeds=seeds, switches=switch or [], out=out, alpha=alpha,
+        overrides=override or [],
+    )  # fmt: skip
 
 
 @app.command("verify", epilog="Example:  speedrun verify runs/a runs/b runs/c --target 3.28")
@@ -286,9 +292,13 @@ def verify_claim(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Test that the mean loss is below a target. Exit 0: it holds, 1: not, 2: misuse."""
-    from speedrun.science.command import verify_command
+    from speedrun.commands.verify import verify_command
 
-    sys.exit(verify_command(runs or [], target, alpha, losses, sigma, as_json))
+    sys.exit(
+        verify_command(
+            runs=runs or [], target=target, alpha=alpha, losses=losses, sigma=sigma, as_json=as_json
+        )
+    )
 
 
 @app.command(epilog="Example:  speedrun report races/race --out race.html")
@@ -301,9 +311,9 @@ def report(
     port: Annotated[int, typer.Option(help="Port for --watch.", min=0, max=65535)] = 8765,
 ) -> None:
     """Draw runs, a race or an ablation as one page that needs no network."""
-    from speedrun.report.command import report_command
+    from speedrun.commands.report import report_command
 
-    report_command(paths, out, watch, port)
+    report_command(paths=paths, out=out, watch=watch, port=port)
 
 
 @app.command(epilog="Example:  speedrun submit runs/a runs/b runs/c")
@@ -313,9 +323,9 @@ def submit(
     alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
 ) -> None:
     """Check runs against the track's rules and add them to the leaderboard."""
-    from speedrun.science.command import submit_command
+    from speedrun.commands.verify import submit_command
 
-    submit_command(runs, file, alpha)
+    submit_command(runs=runs, file=file, alpha=alpha)
 
 
 @app.command()
@@ -323,15 +333,15 @@ def leaderboard(
     file: Annotated[Path, typer.Option(help="The leaderboard.")] = Path("leaderboard.json"),
 ) -> None:
     """Show the leaderboard."""
-    from speedrun.science.command import leaderboard_command
+    from speedrun.commands.verify import leaderboard_command
 
-    leaderboard_command(file)
+    leaderboard_command(file=file)
 
 
 @app.command()
 def doctor() -> None:
     """Say what this machine has, which backend would be used and why, and what is missing."""
-    from speedrun.doctor import doctor_command
+    from speedrun.commands.doctor import doctor_command
 
     doctor_command()
 
@@ -342,7 +352,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One flat JSON object.")] = False,
 ) -> None:
     """Measure side by side on this machine and print ratios."""
-    from speedrun.bench.command import bench_command
+    from speedrun.commands.bench import bench_command
 
     bench_command(name, as_json)
 

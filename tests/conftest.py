@@ -28,7 +28,7 @@ LOCAL = "127.0.0.1,localhost"
 TINY = (
     "model.layers=2", "model.width=32", "model.heads=2", "batch.length=64", "batch.tokens=256",
     "validation.tokens=512", "validation.every=4", "train.steps=8", "train.target=5.0",
-    "train.threads=1",
+    "machine.threads=1",
 )  # fmt: skip
 
 

@@ -8,26 +8,32 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from speedrun.bench.command import print_figures
-from speedrun.science.race import statistics
-from speedrun.science.tables import print_ablation, print_race
+from speedrun.cli import app
+from speedrun.commands.bench import BENCHES, print_figures
+from speedrun.commands.race import print_ablation, print_race
+from speedrun.science.jobs import Job
+from speedrun.science.results import Race, read_result
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "CLAIMS.md"
 RESULTS = sorted((DOCS / "results").glob("*.json"))
-PRINTERS = {"race": print_race, "ablation": print_ablation}
 
 
 def printed(path: Path) -> str:
-    result = json.loads(path.read_text())
     with redirect_stdout(io.StringIO()) as out:
-        PRINTERS.get(result.get("kind", ""), print_figures)(result)
+        if path.name.startswith("bench"):
+            print_figures(json.loads(path.read_text()))
+        elif isinstance(result := read_result(path), Race):
+            print_race(result)
+        else:
+            print_ablation(result)
     return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
 
 
@@ -43,20 +49,38 @@ def test_the_page_shows_the_results(path: Path) -> None:
     assert shown.group() == printed(path)
 
 
-def test_race_statistics_follow_from_the_entries() -> None:
-    result: dict[str, Any] = json.loads((DOCS / "results/race.json").read_text())
-    found, stored = (flat(x) for x in (
-        statistics(result["recipes"], result["entries"]), result["statistics"]
-    ))  # fmt: skip
-    assert found.keys() == stored.keys()
-    for key, value in stored.items():  # other CPUs, other last digits
-        assert found[key] == (value if value is None else pytest.approx(value, rel=1e-9)), key
+def commands() -> list[str]:
+    """Every command of the page; a long one goes on in the next line after a backslash."""
+    text = re.sub(r"\s*\\\n\s*", " ", PAGE.read_text())
+    fences = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for fence in fences for line in fence.splitlines() if line.startswith("speedrun ")]
 
 
-def flat(x: object, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    if not isinstance(x, dict):
-        return {at: x}
-    return {path: y for key, value in x.items() for path, y in flat(value, (*at, key)).items()}
+class PlannedError(Exception):
+    """The runs of a race are known, and none of them is made."""
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_of_the_page_can_be_given(
+    command: str, tmp_path: Path, tiny_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by the command line and planned to the last run; making them takes hours."""
+    planned: list[Job] = []
+
+    def plan_only(_: object, jobs: list[Job], say: object) -> None:
+        planned.extend(jobs)
+        raise PlannedError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("speedrun.science.jobs.find_dataset", lambda _: tiny_dataset)
+    monkeypatch.setattr("speedrun.science.jobs.RunSet.run_all", plan_only)
+    _, verb, *words = shlex.split(command)
+    if verb == "bench":
+        assert words[0] in BENCHES
+        return
+    with pytest.raises(PlannedError):
+        CliRunner().invoke(app, [verb, *words], catch_exceptions=False)
+    assert len({(job.label, job.seed) for job in planned}) == len(planned) > 1
 
 
 if __name__ == "__main__":

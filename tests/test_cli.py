@@ -47,7 +47,7 @@ def test_help_does_not_load_torch_and_shows_examples() -> None:
     [
         (["train", "modern", "model.widht=3"], ["model.widht", "model.width"]),
         (["train", "modern", "model.heads=5"], ["model.heads", "5", "must divide"]),
-        (["train", "modern", "batch.microbatch=5"], ["batch.microbatch", "5", "16 sequences"]),
+        (["train", "modern", "machine.microbatch=5"], ["machine.microbatch", "5", "16 sequences"]),
         (["train", "modrn"], ["'modrn'", "'modern'"]),
         (["train", "modern", "--track", "nona"], ["'nona'", "'nano'"]),
         (["train", "modern", "--steps", "0"], ["--steps 0"]),

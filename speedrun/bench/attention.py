@@ -9,17 +9,18 @@ Legend: B rows, H heads, T tokens, K head width.
 from __future__ import annotations
 
 import multiprocessing
-import resource
-import sys
-import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from speedrun.model.attention import attend, choose_backend, plan_attention
+from speedrun.bench.timing import Figures, take_turns
+from speedrun.hardware import peak_memory_bytes
+from speedrun.model.attention import attend
+from speedrun.model.backend import prepare_backend
+from speedrun.model.mask import WindowUnit
+from speedrun.model.plan import plan_layer
 
 HEADS, WIDTH, WINDOW = 4, 64, 4
 
@@ -32,13 +33,15 @@ def mixed_documents(tokens: int, seed: int = 0) -> Tensor:
     return torch.searchsorted(ends, torch.arange(tokens), right=True).to(torch.int32)[None]
 
 
-def sparse_round(tokens: int) -> Callable[[], None]:
-    """One forward and backward, mask building included."""
+def sparse_round(
+    tokens: int, width: int = WINDOW, unit: WindowUnit = "blocks"
+) -> Callable[[], None]:
+    """One forward and backward under a window of `width` units, mask building included."""
     q, k, v, gradient = inputs(tokens)
-    documents_BT, window = mixed_documents(tokens), torch.tensor(WINDOW, dtype=torch.int32)
+    documents_BT, window = mixed_documents(tokens), torch.tensor(width, dtype=torch.int32)
 
     def run() -> None:
-        plan = plan_attention("blocks", documents_BT, window)
+        plan = plan_layer("blocks", documents_BT, window, unit)
         torch.autograd.grad(attend(q, k, v, plan, WIDTH**-0.5), (q, k, v), gradient)
 
     return run
@@ -60,54 +63,37 @@ def inputs(tokens: int) -> list[Tensor]:
     return [x.requires_grad_() for x in parts[:3]] + parts[3:]
 
 
-def interleaved(rounds: dict[str, tuple[Callable[[], None], int]], turns: int) -> dict[str, float]:
-    """Median seconds of each rival; `n` runs of it per turn, after one run to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in rounds}
-    for run, _ in rounds.values():
-        run()
-    for _ in range(turns):
-        for name, (run, n) in rounds.items():
-            for _ in range(n):
-                begun = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - begun)
-    return {name: median(values) for name, values in seconds.items()}
-
-
-def _peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def extra_bytes(tokens: int) -> int:
     """Peak memory of a forward and backward above the inputs; for a process of its own."""
-    choose_backend(torch.device("cpu"), tokens=tokens, head_dim=WIDTH)
+    prepare_backend("blocks", WIDTH)
     sparse_round(256)()
     run = sparse_round(tokens)
-    before = _peak_bytes()
+    before = peak_memory_bytes()
     run()
-    return _peak_bytes() - before
+    return peak_memory_bytes() - before
 
 
-def measure_attention(turns: int = 5) -> dict[str, float | int | str]:
-    """Speed against dense, growth of the time per token, and memory at 65,536 tokens."""
+def measure_attention(
+    turns: int = 5, lengths: tuple[int, int, int] = (8192, 16_384, 65_536)
+) -> Figures:
+    """Speed against dense, growth of the time per token, and memory at the longest row."""
+    short, middle, long = lengths
     with multiprocessing.get_context("spawn").Pool(1) as child:
-        extra = child.apply(extra_bytes, (65_536,))
-    _, reason = choose_backend(torch.device("cpu"), tokens=65_536, head_dim=WIDTH)
-    figures: dict[str, float | int | str] = {}
-    for tokens, dense_turns in ((8192, turns), (16_384, min(turns, 3))):
-        times = interleaved(
-            {"sparse": (sparse_round(tokens), 5), "dense": (dense_round(tokens), 1)}, dense_turns
-        )
+        extra = child.apply(extra_bytes, (long,))
+    backend = prepare_backend("blocks", WIDTH)
+    figures: Figures = {}
+    for tokens, dense_turns in ((short, turns), (middle, min(turns, 3))):
+        rivals = {"sparse": sparse_round(tokens), "dense": dense_round(tokens)}
+        times = take_turns(rivals, dense_turns, times_per_turn={"sparse": 5})
         figures[f"speedup_{tokens}"] = times["dense"] / times["sparse"]
         figures[f"ms_{tokens}"] = times["sparse"] * 1e3
         figures[f"dense_ms_{tokens}"] = times["dense"] * 1e3
-    times = interleaved(
-        {"short": (sparse_round(8192), 8), "long": (sparse_round(65_536), 1)}, turns
-    )
-    figures["per_token_growth_65536"] = times["long"] / times["short"] / 8
-    figures["ms_65536"] = times["long"] * 1e3
-    figures["extra_bytes_65536"] = extra
-    figures["threads"] = torch.get_num_threads()
-    figures["backend"] = reason
-    return figures
+    rivals = {"short": sparse_round(short), "long": sparse_round(long)}
+    times = take_turns(rivals, turns, times_per_turn={"short": long // short})
+    return figures | {
+        f"per_token_growth_{long}": times["long"] / times["short"] / (long / short),
+        f"ms_{long}": times["long"] * 1e3,
+        f"extra_bytes_{long}": extra,
+        "threads": torch.get_num_threads(),
+        "backend": backend,
+    }

@@ -8,64 +8,55 @@ take turns, so that both see the same machine.
 from __future__ import annotations
 
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import torch
-
-from speedrun.bench.step import nano_config, one_step
-from speedrun.train.keeper import NEVER, Keeper
-from speedrun.train.setup import Parts, find_dataset, prepare
-from speedrun.train.world import World
+from speedrun.bench.step import nano_trainer
+from speedrun.bench.timing import Figures, seconds_of
+from speedrun.train.checkpoint_writer import CheckpointWriter
+from speedrun.train.request import Interval
+from speedrun.train.trainer import Trainer
 
 EVERY = 20
 
 
-def measure_checkpoint(pairs: int = 3) -> dict[str, float | int | str]:
+def measure_checkpoint(pairs: int = 3, overrides: Sequence[str] = ()) -> Figures:
     """`share_of_step`: the training thread's seconds for a checkpoint over those of 20 steps.
 
     `slowdown`: a block of steps with a checkpoint over one without, the writer's share included.
     """
-    config = nano_config()
-    parts = prepare(config, find_dataset(config), World.alone(torch.device("cpu")))
-    copies, ratios, steps, said = [], [], [], []
-    with parts.loader, tempfile.TemporaryDirectory() as folder:
-        keeper = Keeper(Path(folder), NEVER, 1, lambda _, **v: said.append(v), writes=True)
-        _block(parts, None)  # the first steps allocate
+    trainer = nano_trainer(overrides=overrides)
+    copies, ratios, steps, events = [], [], [], []
+    with trainer.loader, tempfile.TemporaryDirectory() as folder:
+        writer = CheckpointWriter(
+            Path(folder), Interval(), 1, lambda _, **values: events.append(values), writes=True
+        )
+        _block(trainer, None)  # the first steps allocate
         for pair in range(pairs):
-            order = (None, keeper) if pair % 2 else (keeper, None)
-            seconds = {chosen is keeper: _block(parts, chosen) for chosen in order}
+            order = (None, writer) if pair % 2 else (writer, None)
+            seconds = {chosen is writer: _block(trainer, chosen) for chosen in order}
             (with_all, copy), (without, _) = seconds[True], seconds[False]
             copies.append(copy)
             ratios.append(with_all / without)
             steps.append(without / EVERY)
-        keeper.close()
-    bytes_written = sum(tensor.numel() * 4 for tensor in parts.optimizer.export_state().values())
-    bytes_written += sum(tensor.numel() * 4 for tensor in parts.model.state_dict().values())
+        writer.close()
+    tensors = {**trainer.model.state_dict(), **trainer.optimizer.export_state()}
     return {
         "steps_between": EVERY,
-        "checkpoint_bytes": bytes_written,
+        "checkpoint_bytes": sum(tensor.numel() * 4 for tensor in tensors.values()),
         "step_seconds": median(steps),
         "thread_seconds": median(copies),
-        "writer_seconds": median(float(values["write_seconds"]) for values in said),
+        "writer_seconds": median(float(values["write_seconds"]) for values in events),
         "share_of_step": median(copies) / (EVERY * median(steps)),
         "slowdown": median(ratios),
     }
 
 
-def _block(parts: Parts, keeper: Keeper | None) -> tuple[float, float]:
-    """Seconds of 20 steps, after a checkpoint if there is a keeper, and those of its copy."""
-    begun = time.perf_counter()
-    copied = begun
-    if keeper:
-        progress = {"val_step": -1, "val_loss": None, "nonfinite": 0}
-        state = parts.optimizer.export_state()
-        keeper.save({"step": 1, "progress": progress}, parts.model.state_dict(), state)
-        copied = time.perf_counter()
-    for step in range(EVERY):
-        one_step(parts, step)
-    seconds = time.perf_counter() - begun
-    if keeper:
-        keeper.finish()  # the next block must not pay for this one's writer
-    return seconds, copied - begun
+def _block(trainer: Trainer, writer: CheckpointWriter | None) -> tuple[float, float]:
+    """Seconds of 20 steps, after a checkpoint if there is a writer, and those of its copy."""
+    copy = seconds_of(lambda: trainer.save(writer)) if writer else 0.0
+    steps = sum(seconds_of(trainer.step) for _ in range(EVERY))
+    if writer:
+        writer.finish()  # the next block must not pay for this one's writer
+    return copy + steps, copy

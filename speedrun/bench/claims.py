@@ -12,72 +12,55 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-import time
 from collections.abc import Callable
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from statistics import median
-from typing import Literal
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from speedrun.bench.attention import HEADS, WIDTH, inputs, interleaved, mixed_documents
-from speedrun.bench.step import nano_config, nano_parts, step_seconds
+from speedrun.bench.attention import HEADS, sparse_round
+from speedrun.bench.step import nano_config, nano_trainer
+from speedrun.bench.timing import Figures, seconds_of, take_turns
 from speedrun.config.resolve import resolve
+from speedrun.config.schema import BLOCK
 from speedrun.data.loader import Loader
 from speedrun.data.shards import PUBLIC_VOCAB
-from speedrun.errors import RunError
-from speedrun.model.attention import attend, plan_attention
 from speedrun.model.gpt import GPT
-from speedrun.optim.walk import all_gather
-from speedrun.train.setup import Parts, build_optimizer
+from speedrun.optim.buckets import all_gather
+from speedrun.optim.build import build_optimizer
+from speedrun.optim.muon import Muon
+from speedrun.train.trainer import Trainer
 
 TOKENS, BLOCKS = 16_384, 14  # the records' last window; a quarter of their sequence
 
 
-def attention_round(rule: Literal["tokens", "tokens_in_blocks", "blocks"]) -> Callable[[], None]:
-    """A forward and backward pass, mask building included."""
-    q, k, v, gradient = inputs(TOKENS)
-    documents_BT = mixed_documents(TOKENS)
-    window = torch.tensor(BLOCKS if rule == "blocks" else BLOCKS * 128, dtype=torch.int32)
-
-    def run() -> None:
-        plan = plan_attention("blocks", documents_BT, window, rule)
-        torch.autograd.grad(attend(q, k, v, plan, WIDTH**-0.5), (q, k, v), gradient)
-
-    return run
-
-
-def measure_masks(turns: int) -> dict[str, float]:
-    rounds = {
-        "tokens": (attention_round("tokens"), 1),
-        "tokens_in_blocks": (attention_round("tokens_in_blocks"), 1),
-        "blocks": (attention_round("blocks"), 1),
+def measure_masks(turns: int) -> Figures:
+    rivals = {
+        "tokens": sparse_round(TOKENS, BLOCKS * BLOCK, "tokens"),
+        "mixed": sparse_round(TOKENS, BLOCKS * BLOCK, "tokens_in_blocks"),
+        "blocks": sparse_round(TOKENS, BLOCKS, "blocks"),
     }
-    seconds = interleaved(rounds, turns)
+    seconds = take_turns(rivals, turns)
     return {
         "attention_heads": HEADS,
         "attention_tokens": TOKENS,
         "token_mask_over_block_mask": seconds["tokens"] / seconds["blocks"],
-        "mixed_mask_over_block_mask": seconds["tokens_in_blocks"] / seconds["blocks"],
+        "mixed_mask_over_block_mask": seconds["mixed"] / seconds["blocks"],
     }
 
 
-Answers = SimpleQueue[float]
-
-
-def _rank(rank: int, meeting: Path, turns: int, answers: Answers) -> None:
+def _rank(rank: int, meeting: Path, turns: int) -> float:
     """Muon steps on record 18's nano matrices, alternately waiting for each gather at once."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     config = nano_config("record-18")
     torch.manual_seed(0)
     model = GPT(config.model, 2048, config.batch.length)
-    optimizer = build_optimizer(model, config).muon
-    assert optimizer is not None
+    combined = build_optimizer(model.named_roles(), config)
+    optimizer = next(each for each in combined.optimizers if isinstance(each, Muon))
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.randn_like(parameter)
@@ -89,44 +72,34 @@ def _rank(rank: int, meeting: Path, turns: int, answers: Answers) -> None:
 
     def seconds(gather: Callable[..., dist.Work]) -> float:
         dist.barrier()
-        begun = time.perf_counter()
         with mock.patch("speedrun.optim.muon.all_gather", gather):
-            optimizer.step()
-        return time.perf_counter() - begun
+            return seconds_of(optimizer.step)
 
     seconds(all_gather)
     ratios = [seconds(wait) / seconds(all_gather) for _ in range(turns)]
-    if rank == 0:
-        answers.put(median(ratios))
     dist.barrier()
     dist.destroy_process_group()
+    return median(ratios)
 
 
-def measure_gather(turns: int) -> dict[str, float]:
+def measure_gather(turns: int) -> Figures:
     context = multiprocessing.get_context("spawn")
-    answers: Answers = context.SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [(rank, Path(folder) / "meeting", turns, answers) for rank in range(2)]
-        ranks = [context.Process(target=_rank, args=chosen) for chosen in arguments]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    if any(process.exitcode for process in ranks):
-        raise RunError("a rank of the bench failed; its error is above")
-    return {"blocking_gather_over_async": answers.get()}
+    with tempfile.TemporaryDirectory() as folder, context.Pool(2) as ranks:
+        arguments = [(rank, Path(folder) / "meeting", turns) for rank in range(2)]
+        found = ranks.starmap(_rank, arguments, chunksize=1)
+    return {"blocking_gather_over_async": found[0]}
 
 
-def measure_steps(turns: int) -> dict[str, float]:
+def measure_steps(turns: int) -> Figures:
     """Step times of record 2 and 3 (one architecture, AdamW and Muon), and what batches cost."""
-    adam, muon = nano_parts("record-02"), nano_parts("record-03")
+    adam, muon = nano_trainer("record-02"), nano_trainer("record-03")
     ratios, waits, makes = [], [], []
     with adam.loader, muon.loader:
-        for parts in (adam, muon):
-            step_seconds(parts, 0)
+        for trainer in (adam, muon):
+            trainer.step()
         for step in range(turns):
-            adamw, waited = step_seconds(adam, step), muon.loader.wait_seconds
-            taken = step_seconds(muon, step)
+            adamw, waited = seconds_of(adam.step), muon.loader.wait_seconds
+            taken = seconds_of(muon.step)
             ratios.append(taken / adamw)
             waits.append((muon.loader.wait_seconds - waited) / taken)
             makes.append(seconds_to_make(muon, step) / taken)
@@ -137,18 +110,16 @@ def measure_steps(turns: int) -> dict[str, float]:
     }
 
 
-def seconds_to_make(parts: Parts, number: int) -> float:
+def seconds_to_make(trainer: Trainer, number: int) -> float:
     """A batch read and made while the step waits, shards in memory."""
-    config = parts.config
+    config, dataset = trainer.config, trainer.data.dataset
     loader = Loader(
-        parts.dataset.split("train"), seq_len=config.batch.length,
-        batch_tokens=config.batch.tokens, vocab_size=parts.dataset.vocab_size,
-        eot=parts.dataset.eot, seed=config.train.seed, order=config.data.order, start=number,
+        dataset.split("train"), seq_len=config.batch.length,
+        batch_tokens=config.batch.tokens, vocab_size=dataset.vocab_size,
+        eot=dataset.eot, seed=config.train.seed, order=config.data.order, start=number,
     )  # fmt: skip
-    begun = time.perf_counter()
     with loader:
-        next(loader)
-        return time.perf_counter() - begun
+        return seconds_of(loader.__next__)
 
 
 def state_bytes(recipe: str) -> int:
@@ -156,10 +127,10 @@ def state_bytes(recipe: str) -> int:
     config = resolve(recipe, "small").config
     with torch.device("meta"):
         model = GPT(config.model, PUBLIC_VOCAB, config.batch.length)
-    return build_optimizer(model, config).state_bytes()
+    return build_optimizer(model.named_roles(), config).state_bytes()
 
 
-def measure_claims(turns: int = 15) -> dict[str, float | int | str]:
+def measure_claims(turns: int = 15) -> Figures:
     adam, muon = state_bytes("record-02"), state_bytes("record-03")
     return {
         **measure_masks(turns),

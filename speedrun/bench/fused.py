@@ -6,28 +6,25 @@ as many bytes take turns; a figure is the median of its turns.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from random import Random
-from statistics import median
-
 import torch
 from torch import Tensor
 
 from speedrun.bench.step import nano_config
+from speedrun.bench.timing import Figures, take_turns
 from speedrun.errors import ConfigError
 from speedrun.hardware import cores
-from speedrun.model import blocks, fused, native
+from speedrun.model import fused, native
+from speedrun.model.backend import prepare_backend
 
 CAP = 15.0
 
 
-def measure_fused(repeats: int = 30) -> dict[str, float | int | str]:
+def measure_fused(repeats: int = 30) -> Figures:
     kernel = native.load()
     if isinstance(kernel, str):
         raise ConfigError(f"bench fused measures the native kernels, and there are none: {kernel}.")
     torch.set_num_threads(cores())
-    blocks.prepare(64)  # memory is kept as it is in training
+    prepare_backend("blocks", 64)  # memory is kept as it is in training
     config = nano_config("record-18")
     tokens, wide, V = config.batch.tokens, 4 * config.model.width, 2048
     generator = torch.Generator().manual_seed(0)
@@ -37,7 +34,7 @@ def measure_fused(repeats: int = 30) -> dict[str, float | int | str]:
     y, leaf = x.relu().square(), logits.clone().requires_grad_()
     _, rows = fused._cross_entropy(logits, targets, CAP)
     one = torch.ones(())
-    typical = medians(
+    typical = take_turns(
         {
             "loss forward": lambda: fused._cross_entropy(logits, targets, CAP),
             "loss backward": lambda: fused._cross_entropy_backward(one, logits, targets, rows, CAP),
@@ -48,6 +45,7 @@ def measure_fused(repeats: int = 30) -> dict[str, float | int | str]:
             "multiply": lambda: torch.mul(g, y),
         },
         repeats,
+        warm_up=2,
     )
     ns = {name: seconds * 1e9 / logits.numel() for name, seconds in typical.items()}
     both = ns["loss forward"] + ns["loss backward"]
@@ -66,19 +64,3 @@ def measure_fused(repeats: int = 30) -> dict[str, float | int | str]:
 
 def loss_in_torch(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(fused.softcap(logits, CAP), targets)
-
-
-def medians(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each run, taking turns, after two turns to warm up.
-
-    In another order each turn: what comes after a run on the same data finds it in the cache.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    order, random = list(runs), Random(0)
-    for _ in range(repeats + 2):
-        random.shuffle(order)
-        for name in order:
-            begun = time.perf_counter()
-            runs[name]()
-            seconds[name].append(time.perf_counter() - begun)
-    return {name: median(taken[2:]) for name, taken in seconds.items()}

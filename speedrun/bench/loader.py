@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from speedrun.bench.timing import Figures, seconds_of
 from speedrun.data.loader import Loader, Order
 from speedrun.data.shards import PUBLIC_EOT, PUBLIC_VOCAB, TOKEN_DTYPE, Split, write_shard
 
@@ -38,13 +38,13 @@ def one_core() -> Iterator[None]:
             os.sched_setaffinity(0, allowed)
 
 
-def synthetic_split(folder: Path, tokens: int, shards: int, document_tokens: int = 660) -> Split:
+def synthetic_split(folder: Path, tokens: int, shards: int) -> Split:
     """Random tokens in documents of geometric length; 660 is about FineWeb's mean."""
     random = np.random.default_rng(0)
     paths = tuple(folder / f"bench_train_{index:06d}.bin" for index in range(shards))
     for path in paths:
         data = random.integers(0, PUBLIC_EOT, tokens // shards, dtype=TOKEN_DTYPE)
-        data[random.random(len(data)) < 1 / document_tokens] = PUBLIC_EOT
+        data[random.random(len(data)) < 1 / 660] = PUBLIC_EOT
         write_shard(path, data)
     return Split("train", paths, (tokens // shards,) * shards)
 
@@ -56,7 +56,7 @@ def measure_loader(
     batch_tokens: int = 524_288,
     order: Order = "sequential",
     repeats: int = 5,
-) -> dict[str, float | int | str]:
+) -> Figures:
     """Median tokens per second over passes through three shards that are read again each time."""
     with tempfile.TemporaryDirectory() as folder, one_core():
         split = synthetic_split(Path(folder), tokens, shards=3)
@@ -70,16 +70,16 @@ def measure_loader(
             keep_bytes=0,
         ) as loader:
             batches = loader.batches_per_epoch
-            seconds = []
-            for _ in range(repeats):
-                begun = time.perf_counter()
+
+            def one_pass() -> None:
                 for _ in range(batches):
                     next(loader)
-                seconds.append(time.perf_counter() - begun)
+
+            seconds = median(seconds_of(one_pass) for _ in range(repeats))
     return {
         "order": order,
         "seq_len": seq_len,
         "batch_tokens": batch_tokens,
-        "tokens_per_second": round(batches * batch_tokens / median(seconds)),
-        "seconds_per_batch": median(seconds) / batches,
+        "tokens_per_second": round(batches * batch_tokens / seconds),
+        "seconds_per_batch": seconds / batches,
     }

@@ -6,17 +6,15 @@ integer per token. Both end in a BlockMask, and the two are compared before they
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from statistics import median
-
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from speedrun.bench.attention import WINDOW, mixed_documents
-from speedrun.model.attention import flex_mask
-from speedrun.model.mask import BLOCK, block_lists, first_key
+from speedrun.bench.timing import Figures, take_turns
+from speedrun.config.schema import BLOCK
+from speedrun.model.mask import block_lists, first_key
+from speedrun.model.plan import flex_mask
 
 
 def library_mask(documents_BT: Tensor, window: Tensor) -> BlockMask:
@@ -30,8 +28,7 @@ def library_mask(documents_BT: Tensor, window: Tensor) -> BlockMask:
 
 def same_blocks(ours: BlockMask, theirs: BlockMask) -> bool:
     """Equal partial lists and equal full lists, order included, for queries and for keys."""
-    names = ("kv", "full_kv", "q", "full_q")
-    for name in names:
+    for name in ("kv", "full_kv", "q", "full_q"):
         counts = [getattr(mask, f"{name}_num_blocks") for mask in (ours, theirs)]
         indices = [getattr(mask, f"{name}_indices") for mask in (ours, theirs)]
         listed = torch.arange(indices[0].shape[-1]) < counts[0][..., None]
@@ -40,35 +37,29 @@ def same_blocks(ours: BlockMask, theirs: BlockMask) -> bool:
     return True
 
 
-def _seconds(run: Callable[[], object], repeats: int) -> float:
-    run()
-    seconds = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begun)
-    return median(seconds)
-
-
-def measure_mask(repeats: int = 25) -> dict[str, float | int | str]:
+def measure_mask(turns: int = 3, lengths: tuple[int, int] = (16_384, 65_536)) -> Figures:
     """Milliseconds per mask; `block_mask` keys include what from_kv_blocks adds to our lists."""
     window = torch.tensor(WINDOW, dtype=torch.int32)
-    short_BT, long_BT = mixed_documents(16_384), mixed_documents(65_536)
-    begun = time.perf_counter()
-    theirs = library_mask(short_BT, window)
-    library = time.perf_counter() - begun
-    assert same_blocks(flex_mask(first_key(short_BT, window)), theirs), "masks differ"
-    del theirs
-    library = min(library, _seconds(lambda: library_mask(short_BT, window), 1))
-    lists = _seconds(lambda: block_lists(first_key(short_BT, window)), repeats)
-    long_lists = _seconds(lambda: block_lists(first_key(long_BT, window)), repeats)
-    mask = _seconds(lambda: flex_mask(first_key(short_BT, window)), 5)
-    long_mask = _seconds(lambda: flex_mask(first_key(long_BT, window)), 5)
+    short, long = lengths
+    short_BT, long_BT = mixed_documents(short), mixed_documents(long)
+    ours, theirs = flex_mask(first_key(short_BT, window)), library_mask(short_BT, window)
+    assert same_blocks(ours, theirs), "masks differ"
+    seconds = take_turns(
+        {
+            "library": lambda: library_mask(short_BT, window),
+            "lists": lambda: block_lists(first_key(short_BT, window)),
+            "long lists": lambda: block_lists(first_key(long_BT, window)),
+            "mask": lambda: flex_mask(first_key(short_BT, window)),
+            "long mask": lambda: flex_mask(first_key(long_BT, window)),
+        },
+        turns,
+        times_per_turn={"lists": 8, "long lists": 8, "mask": 2, "long mask": 2},
+    )
     return {
-        "speedup_16384": library / lists,
-        "speedup_16384_block_mask": library / mask,
-        "library_ms_16384": library * 1e3,
-        "ms_16384": lists * 1e3,
-        "ms_65536": long_lists * 1e3,
-        "ms_65536_block_mask": long_mask * 1e3,
+        f"speedup_{short}": seconds["library"] / seconds["lists"],
+        f"speedup_{short}_block_mask": seconds["library"] / seconds["mask"],
+        f"library_ms_{short}": seconds["library"] * 1e3,
+        f"ms_{short}": seconds["lists"] * 1e3,
+        f"ms_{long}": seconds["long lists"] * 1e3,
+        f"ms_{long}_block_mask": seconds["long mask"] * 1e3,
     }

@@ -14,17 +14,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch.nn import Parameter
 
+from speedrun.bench.timing import Figures, take_turns
 from speedrun.optim import (
-    AdamRule,
+    AdamOptions,
     CombinedOptimizer,
     Muon,
-    MuonRule,
+    MuonOptions,
     orthogonalize,
     refuse_non_finite,
 )
@@ -49,16 +50,8 @@ def hidden_matrices(width: int, layers: int) -> list[Parameter]:
     return params
 
 
-def seconds_each(rivals: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Fastest of the repeats of each, taken in turn: what disturbs a run can only add to it."""
-    seconds: dict[str, list[float]] = {name: [] for name in rivals}
-    for repeat in range(repeats + 1):
-        for name, run in rivals.items():
-            begun = time.perf_counter()
-            run()
-            if repeat:
-                seconds[name].append(time.perf_counter() - begun)
-    return {name: min(times) for name, times in seconds.items()}
+# What disturbs a run can only add to its time.
+fastest = partial(take_turns, summary=min)
 
 
 class UnbatchedLoop:
@@ -79,7 +72,7 @@ class UnbatchedLoop:
             param.add_(update, alpha=-self.lr * update_scale("spectral", rows, cols))
 
 
-def measure_muon(repeats: int = 9) -> dict[str, float | str]:
+def measure_muon(repeats: int = 9) -> Figures:
     """Ratios of one Muon step on the hidden matrices of GPTs; above 1 is in our favour."""
     return {
         **_against_torch(repeats),
@@ -89,23 +82,21 @@ def measure_muon(repeats: int = 9) -> dict[str, float | str]:
     }
 
 
-def _against_loop(repeats: int) -> dict[str, float | str]:
+def _against_loop(repeats: int) -> Figures:
     ours, loop = Muon(hidden_matrices(256, 6)), UnbatchedLoop(hidden_matrices(256, 6))
-    seconds = seconds_each({"ours": ours.step, "loop": loop.step}, repeats)
-    return {
-        "speedup_vs_loop": seconds["loop"] / seconds["ours"],
-        "step_seconds_256": seconds["ours"],
-    }
+    seconds = fastest({"ours": ours.step, "loop": loop.step}, repeats)
+    speedup = seconds["loop"] / seconds["ours"]
+    return {"speedup_vs_loop": speedup, "step_seconds_256": seconds["ours"]}
 
 
-def _against_peak(repeats: int) -> dict[str, float | str]:
+def _against_peak(repeats: int) -> Figures:
     """Products really done (the Gram form saves some) per second, over the best matmul's."""
     params = hidden_matrices(768, 1)
     a, out = torch.randn(1536, 1536), torch.empty(1536, 1536)
-    seconds = seconds_each(
+    seconds = fastest(
         {"step": Muon(params).step, "matmul": lambda: torch.mm(a, a, out=out)}, repeats
     )
-    shapes = [(param.shape[0], param.shape[1]) for param in params]
+    shapes = [param.shape for param in params]
     flops = sum(matmul_flops(rows, cols, gram=rows != cols) for rows, cols in shapes)
     peak = 2 * 1536**3 / seconds["matmul"]
     return {
@@ -117,13 +108,13 @@ def _against_peak(repeats: int) -> dict[str, float | str]:
 
 def _state_ratio() -> float:
     params = [(str(i), param, "hidden") for i, param in enumerate(hidden_matrices(64, 2))]
-    muon = CombinedOptimizer(params, {"hidden": MuonRule(lr=0.02)})
-    adamw = CombinedOptimizer(params, {"hidden": AdamRule(lr=1e-3)})
+    muon = CombinedOptimizer(params, {"hidden": MuonOptions(lr=0.02)})
+    adamw = CombinedOptimizer(params, {"hidden": AdamOptions(lr=1e-3)})
     return muon.state_bytes() / adamw.state_bytes()
 
 
-def _against_torch(repeats: int) -> dict[str, float | str]:
-    found: dict[str, float | str] = {}
+def _against_torch(repeats: int) -> Figures:
+    found: Figures = {}
     for limit in LIMITS:
         answer = _child(limit, layers=6, repeats=repeats)
         if isinstance(answer, float):
@@ -141,8 +132,8 @@ def _child(limit: str, *, layers: int, repeats: int) -> float | str:
     env = {key: value for key, value in os.environ.items() if key != "ONEDNN_MAX_CPU_ISA"}
     if limit != "none":
         env["ONEDNN_MAX_CPU_ISA"] = limit
-    env["SPEEDRUN_BENCH_THREADS"] = str(torch.get_num_threads())
-    command = [sys.executable, "-m", "speedrun.bench.muon", str(layers), str(repeats)]
+    numbers = map(str, (torch.get_num_threads(), layers, repeats))
+    command = [sys.executable, "-m", "speedrun.bench.muon", *numbers]
     try:
         child = subprocess.run(
             command, env=env, capture_output=True, text=True, check=False, timeout=180
@@ -157,12 +148,9 @@ def _child(limit: str, *, layers: int, repeats: int) -> float | str:
     return float(seconds["torch"] / seconds["ours"])
 
 
-def _run_child(layers: int, repeats: int) -> None:
-    torch.set_num_threads(int(os.environ["SPEEDRUN_BENCH_THREADS"]))
+if __name__ == "__main__":
+    threads, layers, repeats = map(int, sys.argv[1:])
+    torch.set_num_threads(threads)
     ours = Muon(hidden_matrices(256, layers))
     torchs = torch.optim.Muon(hidden_matrices(256, layers), lr=0.02)
-    print(json.dumps(seconds_each({"ours": ours.step, "torch": torchs.step}, repeats)))
-
-
-if __name__ == "__main__":
-    _run_child(int(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps(fastest({"ours": ours.step, "torch": torchs.step}, repeats)))

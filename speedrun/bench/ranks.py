@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -17,23 +17,24 @@ import torch
 import torch.distributed as dist
 
 from speedrun.bench.step import nano_config
+from speedrun.bench.timing import Figures, seconds_of
+from speedrun.config.schema import Config
+from speedrun.data.find import find_dataset
 from speedrun.hardware import cores
-from speedrun.train.health import agree
-from speedrun.train.loop import forward_backward
-from speedrun.train.setup import find_dataset, prepare, share_gradients
+from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 
 STEPS = 5  # of a world's turn
 
 
-def measure_ranks(rounds: int = 5, ranks: int = 2) -> dict[str, float | int | str]:
+def measure_ranks(rounds: int = 5, ranks: int = 2, overrides: Sequence[str] = ()) -> Figures:
     """`ratio`: tokens per second of `ranks` ranks over those of one with as many threads."""
-    config = nano_config()
+    config = nano_config(overrides=overrides)
     find_dataset(config)  # built once, before the ranks ask for it
     with tempfile.TemporaryDirectory() as folder:
-        worlds = {size: _start(size, ranks // size, Path(folder)) for size in (1, ranks)}
-        for size in worlds:
-            _seconds(worlds[size])  # the first steps allocate
+        worlds = {size: _start(config, size, ranks // size, Path(folder)) for size in (1, ranks)}
+        for world in worlds.values():
+            _seconds(world)  # the first steps allocate
         taken: dict[int, list[float]] = {size: [] for size in worlds}
         for turn in range(rounds):
             for size in (1, ranks) if turn % 2 else (ranks, 1):
@@ -48,21 +49,19 @@ def measure_ranks(rounds: int = 5, ranks: int = 2) -> dict[str, float | int | st
         "cores": cores(),
         "tokens_per_second_one_rank": speeds[1],
         "tokens_per_second_ranks": speeds[ranks],
-        "ratio": median(
-            one / many for one, many in zip(taken[1], taken[ranks], strict=True)
-        ),
-    }  # fmt: skip
+        "ratio": median(one / many for one, many in zip(taken[1], taken[ranks], strict=True)),
+    }
 
 
 Group = list[tuple[multiprocessing.context.SpawnProcess, Connection]]
 
 
-def _start(size: int, threads: int, folder: Path) -> Group:
+def _start(config: Config, size: int, threads: int, folder: Path) -> Group:
     context = multiprocessing.get_context("spawn")
     started: Group = []
     for rank in range(size):
         here, there = context.Pipe()
-        arguments = (rank, size, threads, folder / f"meeting-{size}", there)
+        arguments = (config, rank, size, threads, folder / f"meeting-{size}", there)
         process = context.Process(target=_rank, args=arguments)
         process.start()
         started.append((process, here))
@@ -75,24 +74,17 @@ def _seconds(world: Group) -> float:
     return max(float(pipe.recv()) for _, pipe in world)
 
 
-def _rank(rank: int, size: int, threads: int, meeting: Path, pipe: Connection) -> None:
-    config = nano_config()
+def _rank(
+    config: Config, rank: int, size: int, threads: int, meeting: Path, pipe: Connection
+) -> None:
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     world = World(rank, size, size, torch.device("cpu"))
-    parts = share_gradients(prepare(config, find_dataset(config), world))
+    trainer = Trainer(config, world, find_dataset(config))
+    trainer.share_gradients()
     torch.set_num_threads(threads)
-    with parts.loader:
-        done = 0
+    with trainer.loader:
         while steps := pipe.recv():
             world.barrier()
-            begun = time.perf_counter()
-            for step in range(done, done + steps):
-                parts.set_schedule(min(step, config.steps))
-                loss = forward_backward(parts, next(parts.loader))
-                agree(world, loss, parts.model.parameters(), ())
-                parts.optimizer.step()
-                parts.optimizer.zero_grad(set_to_none=True)
-            done += steps
-            pipe.send(time.perf_counter() - begun)
+            pipe.send(sum(seconds_of(trainer.step) for _ in range(steps)))
     World.leave()

@@ -11,73 +11,62 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from statistics import median
+from unittest import mock
 
 import torch
 
+from speedrun.bench.timing import Figures, seconds_of
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
+from speedrun.data.find import find_dataset
 from speedrun.hardware import matmul_flops
 from speedrun.model import native
 from speedrun.train.estimate import flops_per_token
-from speedrun.train.loop import forward_backward
-from speedrun.train.setup import Parts, find_dataset, prepare
+from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 
 BUILD = """
-import time
+from speedrun.bench.timing import seconds_of
 from speedrun.model import native
-begun = time.perf_counter()
-native.load()
-print(time.perf_counter() - begun)
+print(seconds_of(native.load))
 """
 
 
-def nano_config(recipe: str = "modern") -> Config:
-    return resolve(recipe, "nano").config
+def nano_config(recipe: str = "modern", overrides: Sequence[str] = ()) -> Config:
+    return resolve(recipe, "nano", overrides).config
 
 
-def one_step(parts: Parts, step: int) -> None:
-    forward_backward(parts, next(parts.loader))
-    parts.set_schedule(step)
-    parts.optimizer.step()
-    parts.optimizer.zero_grad(set_to_none=True)
-
-
-def nano_parts(recipe: str = "modern") -> Parts:
-    config = nano_config(recipe)
-    return prepare(config, find_dataset(config), World.alone(torch.device("cpu")))
-
-
-def step_seconds(parts: Parts, step: int) -> float:
-    begun = time.perf_counter()
-    one_step(parts, step)
-    return time.perf_counter() - begun
+def nano_trainer(recipe: str = "modern", overrides: Sequence[str] = ()) -> Trainer:
+    config = nano_config(recipe, overrides)
+    return Trainer(config, World.alone(torch.device("cpu")), find_dataset(config))
 
 
 def nano_step_seconds(repeats: int = 12) -> float:
     """Median seconds of a nano training step, after two to warm up."""
-    parts = nano_parts()
-    with parts.loader:
-        seconds = [step_seconds(parts, step) for step in range(repeats + 2)]
+    trainer = nano_trainer()
+    with trainer.loader:
+        seconds = [seconds_of(trainer.step) for _ in range(repeats + 2)]
     return median(seconds[2:])
 
 
-def optimizer_share(recipe: str = "record-18", repeats: int = 12) -> float:
+def optimizer_share(
+    recipe: str = "record-18", repeats: int = 12, overrides: Sequence[str] = ()
+) -> float:
     """Median share of a nano training step that the whole optimizer takes."""
-    parts = nano_parts(recipe)
+    trainer, inside = nano_trainer(recipe, overrides), 0.0
+    update = trainer.optimizer.step
+
+    def timed() -> None:
+        nonlocal inside
+        inside = seconds_of(update)
+
     shares = []
-    with parts.loader:
-        for step in range(repeats + 2):
-            begun = time.perf_counter()
-            forward_backward(parts, next(parts.loader))
-            parts.set_schedule(step)
-            reached = time.perf_counter()
-            parts.optimizer.step()
-            ended = time.perf_counter()
-            parts.optimizer.zero_grad(set_to_none=True)
-            shares.append((ended - reached) / (ended - begun))
+    with trainer.loader, mock.patch.object(trainer.optimizer, "step", timed):
+        for _ in range(repeats + 2):
+            seconds = seconds_of(trainer.step)
+            shares.append(inside / seconds)
     return median(shares[2:])
 
 
@@ -90,16 +79,16 @@ def build_seconds(home: str) -> float:
     return float(child.stdout)
 
 
-def measure_step(repeats: int = 12) -> dict[str, float | int | str]:
-    parts = nano_parts()
+def measure_step(repeats: int = 12, overrides: Sequence[str] = ()) -> Figures:
+    trainer = nano_trainer(overrides=overrides)
     seconds, peaks = [], []
-    with parts.loader:
-        for step in range(repeats + 2):
-            seconds.append(step_seconds(parts, step))
+    with trainer.loader:
+        for _ in range(repeats + 2):
+            seconds.append(seconds_of(trainer.step))
             peaks.append(matmul_flops(repeats=3))
     typical, peak = median(seconds[2:]), median(peaks[2:])
-    tokens = parts.config.batch.tokens
-    flops = flops_per_token(parts.config, parts.model) * tokens
+    tokens = trainer.config.batch.tokens
+    flops = flops_per_token(trainer.config, trainer.model) * tokens
     with tempfile.TemporaryDirectory() as home:
         cold, warm = build_seconds(home), build_seconds(home)
     kernel = native.load()

@@ -25,7 +25,6 @@ NOTES: dict[str, tuple[type, ...]] = {
     "extends": (str,),
     "why": (str,),
     "published_minutes": (float, int),
-    "seed": (str,),
     "scale": (dict,),
 }
 
@@ -38,11 +37,6 @@ class Layer:
     name: str
     notes: Mapping[str, Any]
     values: Mapping[str, Any]
-
-    @property
-    def scale(self) -> Mapping[str, Any]:
-        """How this track reads values that a recipe states for its own size: see `Rule`."""
-        return dict(self.notes.get("scale", {}))
 
     @property
     def origin(self) -> str:
@@ -93,8 +87,7 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
     for key, value in notes.items():
         if not isinstance(value, NOTES[key]) or (key == "scale" and kind == "recipe"):
             raise ConfigError(f"{key} = {value!r} cannot be used in {kind} {path.name!r}")
-    builtin = path.parent == FOLDERS[kind]
-    shown = path.stem if builtin else name
+    shown = path.stem if path.parent == FOLDERS[kind] else name
     return Layer(kind, shown, notes, dict(flatten(table))), path
 
 

@@ -6,18 +6,23 @@ command-line options. Every error names the key, the value, its origin and what 
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
+from speedrun.config.experiment import all_values
+from speedrun.config.fields import Section, Technique
 from speedrun.config.files import Kind, chain, flatten
-from speedrun.config.schema import Config
+from speedrun.config.schema import MOVED, Config
 from speedrun.errors import ConfigError
 
 
@@ -36,15 +41,33 @@ class Resolved:
         ]
 
 
-def describe(model: type[BaseModel] = Config, prefix: str = "") -> dict[str, str]:
-    """Every key of the schema with its description."""
-    keys: dict[str, str] = {}
+def schema_fields(
+    model: type[BaseModel] = Config, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Every key of the schema with its declaration."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys |= describe(field.annotation, f"{prefix}{name}.")
+            yield from schema_fields(field.annotation, f"{prefix}{name}.")
         else:
-            keys[f"{prefix}{name}"] = field.description or ""
-    return keys
+            yield f"{prefix}{name}", field
+
+
+@cache
+def describe() -> dict[str, str]:
+    """Every key of the schema with its description."""
+    return {key: field.description or "" for key, field in schema_fields()}
+
+
+def techniques(config: Config) -> dict[str, dict[str, Any]]:
+    """The techniques a config has by name, each with the values by key that take it out."""
+    values = all_values(config)
+    return {
+        mark.name: {key: mark.off, **mark.also}
+        for key, field in schema_fields()
+        for mark in field.metadata
+        if isinstance(mark, Technique)
+        and (values[key] != mark.off if mark.on is None else values[key] == mark.on)
+    }
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -62,10 +85,12 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _check_known(key: str, origin: str) -> None:
     known = describe()
-    if key in known and key not in ("recipe", "track"):
-        return
     if key in ("recipe", "track"):
         raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting")
+    if key in known:
+        return
+    if key in MOVED:
+        raise ConfigError(f"{key!r} ({origin}) is now called {MOVED[key]!r}")
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key!r} ({origin}) is a table; set one of {', '.join(inside)}")
@@ -86,29 +111,15 @@ def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A track's reading of a recipe's value: factor * value(of) ** power.
+class Scaling(Section):
+    """How a track of another size reads a recipe's value: factor * value(of) ** power.
 
     Written as a number (the factor) or as a table, `{ of = "key", factor = 4.3, power = 0.5 }`.
     """
 
     of: str
-    factor: float
-    power: float
-    track: str
-
-    @staticmethod
-    def read(key: str, written: Any, track: str) -> Rule:
-        table = written if isinstance(written, dict) else {"factor": written}
-        if set(table) - {"of", "factor", "power"} or not all(
-            isinstance(table.get(name, 1), (int, float)) for name in ("factor", "power")
-        ):
-            raise ConfigError(
-                f"scale of {key!r} ({track}) must be a factor or a table of of, factor and power, "
-                f"not {written!r}"
-            )
-        return Rule(table.get("of", key), table.get("factor", 1.0), table.get("power", 1.0), track)
+    factor: float = 1.0
+    power: float = 1.0
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -118,16 +129,37 @@ class Rule:
             return max(1, round(scaled)) if value else 0
         return scaled
 
-    def __str__(self) -> str:
-        power = "" if self.power == 1 else f"^{self.power:g}"
-        return f"{power} x {self.factor:g} ({self.track})"
 
+@dataclass(frozen=True)
+class _Stack:
+    """Values by dotted key, the last one laid on top, and where each came from."""
 
-def _apply(key: str, rule: Rule, values: dict[str, Any], origin: dict[str, str]) -> None:
-    """Only what a recipe states is read anew; defaults have no size of their own."""
-    if rule.of in values:
-        named = "" if rule.of == key else f"{rule.of} of "
-        values[key], origin[key] = rule(values[rule.of]), f"{named}{origin[rule.of]}{rule}"
+    values: dict[str, Any]
+    origin: dict[str, str]
+
+    def lay(self, items: Iterable[tuple[str, Any]], source: str) -> None:
+        for key, value in items:
+            _check_known(key, source)
+            self.values[key], self.origin[key] = value, source
+
+    def scale(self, key: str, written: Any, track: str) -> None:
+        """Only what a recipe states is read anew; defaults have no size of their own."""
+        table = written if isinstance(written, dict) else {"factor": written}
+        try:
+            scaling = Scaling.model_validate({"of": key, **table})
+        except ValidationError:
+            raise ConfigError(
+                f"scale of {key!r} ({track}) must be a factor or a table of of, factor and power, "
+                f"not {written!r}"
+            ) from None
+        for known in (key, scaling.of):
+            _check_known(known, f"scale of {track}")
+        if scaling.of in self.values:
+            self.values[key] = scaling(self.values[scaling.of])
+            named = "" if scaling.of == key else f"{scaling.of} of "
+            power = "" if scaling.power == 1 else f"^{scaling.power:g}"
+            source = f"{named}{self.origin[scaling.of]}{power}"
+            self.origin[key] = f"{source} x {scaling.factor:g} ({track})"
 
 
 def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
@@ -156,52 +188,31 @@ def resolve(
     options: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """One config. `options` are dotted keys set by named command-line options."""
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-
-    def lay(items: Iterable[tuple[str, Any]], source: str) -> None:
-        for key, value in items:
-            _check_known(key, source)
-            values[key], origin[key] = value, source
-
-    chains: list[tuple[Kind, str | None]] = [("recipe", recipe), ("track", track)]
-    for kind, name in chains:
+    stack = _Stack({}, {})
+    chains: dict[Kind, str | None] = {"recipe": recipe, "track": track}
+    for kind, name in chains.items():
         if name is not None:
-            layers = chain(kind, name)
-            for layer in layers:
-                for key, rule in layer.scale.items():
-                    read = Rule.read(key, rule, layer.origin)
-                    for known in (key, read.of):
-                        _check_known(known, f"scale of {layer.origin}")
-                    _apply(key, read, values, origin)
-                lay(layer.values.items(), layer.origin)
-            values[kind] = Path(name).stem if name.endswith(".toml") else name
-    for text in overrides:
-        key, value = parse_override(text)
-        lay([(key, value)], "override")
-    for key, value in (options or {}).items():
-        lay([(key, value)], "option")
-    return Resolved(_validate(values, origin), origin)
+            for layer in chain(kind, name):
+                for key, written in layer.notes.get("scale", {}).items():
+                    stack.scale(key, written, layer.origin)
+                stack.lay(layer.values.items(), layer.origin)
+            stack.values[kind] = Path(name).stem if name.endswith(".toml") else name
+    stack.lay(map(parse_override, overrides), "override")
+    stack.lay((options or {}).items(), "option")
+    return Resolved(_validate(stack.values, stack.origin), stack.origin)
 
 
 def change(config: Config, overrides: Sequence[str], options: Mapping[str, Any]) -> Resolved:
     """A stored config with some values set anew."""
     values = dict(flatten(config.model_dump()))
-    origin = dict.fromkeys(values, "stored")
-    for key, value in [*map(parse_override, overrides), *options.items()]:
-        _check_known(key, "override")
-        values[key], origin[key] = value, "override"
-    return Resolved(_validate(values, origin), origin)
+    stack = _Stack(values, dict.fromkeys(values, "stored"))
+    stack.lay([*map(parse_override, overrides), *options.items()], "override")
+    return Resolved(_validate(stack.values, stack.origin), stack.origin)
 
 
-def difference(left: Config, right: Config) -> list[tuple[str, Any, Any]]:
-    """Keys whose values differ."""
-    theirs = dict(flatten(right.model_dump()))
-    return [
-        (key, value, theirs[key])
-        for key, value in flatten(left.model_dump())
-        if key not in ("recipe", "track") and value != theirs[key]
-    ]
+def toml_text(value: Any) -> str:
+    """A value as a recipe or an override would write it."""
+    return json.dumps(value, ensure_ascii=False)  # the same for all that a config holds
 
 
 def to_toml(config: Config) -> str:
@@ -211,7 +222,8 @@ def to_toml(config: Config) -> str:
 def from_toml(path: Path) -> Config:
     """A config stored with a run."""
     try:
-        values = dict(flatten(tomllib.loads(path.read_text(encoding="utf-8"))))
+        stored = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as a stored config: {error}") from None
+    values = {MOVED.get(key, key): value for key, value in stored}
     return _validate(values, dict.fromkeys(values, path.name))

@@ -12,36 +12,26 @@ in one rename, after its manifest is on disk.
 
 import hashlib
 import json
-import os
-import re
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
 from speedrun.data.corpus import (
     MAX_DOCUMENT_BYTES,
     Corpus,
-    Document,
     is_validation,
     open_corpus,
     validation_threshold,
 )
-from speedrun.data.journal import JOURNAL, Journal, Options, Scan
-from speedrun.data.shards import (
-    MANIFEST,
-    SHARD_TOKENS,
-    Manifest,
-    ShardWriter,
-    SplitInfo,
-    write_atomically,
-)
+from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, SplitInfo
+from speedrun.data.journal import JOURNAL, BuildOptions, Journal, Scan
+from speedrun.data.shards import SHARD_TOKENS, ShardWriter
 from speedrun.data.staging import empty, is_empty, locked_folder, swap_in
+from speedrun.data.stream import ProgressCallback, batches, hashed, read_ahead
 from speedrun.data.tokenizer import (
     Tokenizer,
     TokenizerSpec,
@@ -50,28 +40,13 @@ from speedrun.data.tokenizer import (
     parse_spec,
 )
 from speedrun.errors import ConfigError, DataError, SpeedrunError
-
-T = TypeVar("T")
-Progress = Callable[[str, int, int], None]  # stage, bytes read, bytes in all (0 if not known)
+from speedrun.files import write_atomically
 
 BUILD = "build.json"
-TOKENIZER = "tokenizer"
-BATCH_BYTES = 4 << 20  # text encoded at once: enough for every core, and twice that is read ahead
-BATCH_DOCUMENTS = 4096
 # A BPE learns from a sample of about this much text, or 4 KiB per id if that is more. On the 31 MB
 # of the standard library, half the text teaches bpe:4096 in 3 s, not 6 s, for 0.6% more tokens.
 BPE_SAMPLE_BYTES = 16 << 20
 BPE_SAMPLE_BYTES_PER_ID = 4 << 10
-PROGRESS_SECONDS = 0.1
-
-
-class Hashed(NamedTuple):
-    """A document on its way to the encoder."""
-
-    number: int
-    text: str
-    hash: bytes
-    bytes: int
 
 
 def build_dataset(
@@ -83,7 +58,7 @@ def build_dataset(
     shard_tokens: int = SHARD_TOKENS,
     text_field: str = "text",
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    progress: Progress | None = None,
+    progress: ProgressCallback = lambda *_: None,
     force: bool = False,
     wait: bool = False,
 ) -> Manifest:
@@ -92,61 +67,30 @@ def build_dataset(
     A folder that holds another dataset is replaced only with `force`. A second build of the same
     folder is refused while one is running, or with `wait` takes its turn.
     """
-    spec, options = _checked(tokenizer, val_fraction, shard_tokens, text_field, max_document_bytes)
+    spec, options = checked_options(
+        tokenizer, val_fraction, shard_tokens, text_field, max_document_bytes
+    )
     corpus = open_corpus(sources, text_field=text_field, max_document_bytes=max_document_bytes)
-    report = progress or _say_nothing
     out = out.expanduser().resolve()
     if not out.name:
         raise ConfigError(f"{out} cannot become a dataset: name a folder in it")
     with locked_folder(out.with_name(out.name + ".partial"), wait) as partial:
         if not force and (existing := _existing(out, options)) is not None:
-            if _scan(corpus, options, report).fingerprint == existing.source_fingerprint:
+            if _scan(corpus, options, progress).fingerprint == existing.source_fingerprint:
                 return existing
             raise DataError(
                 f"{out} is a dataset of other text: use --force to replace it, or another folder"
             )
-        _check_replaceable(out)
+        # Never delete what is not a dataset, whatever `force` says.
+        if out.exists() and not (out / MANIFEST).exists() and not is_empty(out):
+            raise DataError(f"{out} exists and is not a dataset: choose another folder")
         if (finished := _existing(partial, options, strict=False)) is None or (
-            _scan(corpus, options, report).fingerprint != finished.source_fingerprint
+            _scan(corpus, options, progress).fingerprint != finished.source_fingerprint
         ):
-            _build(corpus, spec, options, partial, report)
+            _build(corpus, spec, options, partial, progress)
         (partial / JOURNAL).unlink(missing_ok=True)
         swap_in(partial, out)
     return Manifest.load(out)
-
-
-def default_dataset(
-    sources: Sequence[str],
-    tokenizer: str,
-    *,
-    val_fraction: float = 0.05,
-    text_field: str = "text",
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    progress: Progress | None = None,
-) -> Path:
-    """The dataset of these sources under $SPEEDRUN_HOME, built on first use.
-
-    Its name ends in a hash of the options and of what the files hold (hub datasets count by name),
-    so a changed corpus is a new dataset. Processes that ask at once wait for the one that builds.
-    """
-    _, options = _checked(tokenizer, val_fraction, SHARD_TOKENS, text_field, max_document_bytes)
-    corpus = open_corpus(sources, text_field=text_field, max_document_bytes=max_document_bytes)
-    key = hashlib.sha256(f"{corpus.content_hash()} {options}".encode()).hexdigest()[:12]
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*corpus.names, options.tokenizer]))
-    home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
-    out = home / "datasets" / f"{readable[:80].strip('-.')}-{key}"
-    if not (out / MANIFEST).exists():
-        build_dataset(
-            sources,
-            out,
-            tokenizer,
-            val_fraction=val_fraction,
-            text_field=text_field,
-            max_document_bytes=max_document_bytes,
-            progress=progress,
-            wait=True,
-        )
-    return out
 
 
 def build_notes(folder: Path) -> list[str]:
@@ -160,19 +104,27 @@ def build_notes(folder: Path) -> list[str]:
         raise DataError(f"{folder / BUILD} is damaged: build the dataset again") from None
 
 
-def _checked(
-    tokenizer: str, val_fraction: float, shard_tokens: int, text_field: str, max_bytes: int
-) -> tuple[TokenizerSpec, Options]:
+def checked_options(
+    tokenizer: str,
+    val_fraction: float,
+    shard_tokens: int = SHARD_TOKENS,
+    text_field: str = "text",
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+) -> tuple[TokenizerSpec, BuildOptions]:
     spec = parse_spec(tokenizer)
     if not 0 < val_fraction < 1:
         raise ConfigError(f"a validation fraction of {val_fraction} is not between 0 and 1")
     if shard_tokens < 1:
         raise ConfigError(f"shards of {shard_tokens} tokens cannot be: use at least 1")
-    return spec, Options(str(spec), val_fraction, shard_tokens, text_field, max_bytes)
+    return spec, BuildOptions(str(spec), val_fraction, shard_tokens, text_field, max_document_bytes)
 
 
 def _build(
-    corpus: Corpus, spec: TokenizerSpec, options: Options, folder: Path, report: Progress
+    corpus: Corpus,
+    spec: TokenizerSpec,
+    options: BuildOptions,
+    folder: Path,
+    report: ProgressCallback,
 ) -> None:
     """Fill `folder`, from where its journal says, and end by writing the manifest."""
     journal = Journal.load(folder, corpus.stamp(), options)
@@ -206,15 +158,11 @@ def _build(
     ).save(folder)
 
 
-def _say_nothing(*_: object) -> None:
-    pass
-
-
-def _scan(corpus: Corpus, options: Options, report: Progress) -> Scan:
+def _scan(corpus: Corpus, options: BuildOptions, report: ProgressCallback) -> Scan:
     notes: Counter[str] = Counter()
     documents = size = 0
     fingerprint, smallest, largest = hashlib.sha256(), b"\xff" * 32, b""
-    for document in _hashed(corpus.documents(notes), "scan", corpus, report):
+    for document in hashed(corpus, "scan", report, notes):
         documents += 1
         size += document.bytes
         fingerprint.update(document.hash)
@@ -231,19 +179,19 @@ def _sample_bytes(spec: TokenizerSpec) -> int:
 
 
 def _training_texts(
-    corpus: Corpus, spec: TokenizerSpec, scan: Scan, report: Progress
+    corpus: Corpus, spec: TokenizerSpec, scan: Scan, report: ProgressCallback
 ) -> Iterator[str]:
     """Training documents, or a sample of them: another part of the hash decides, so it is fair."""
     sample = _sample_bytes(spec)
     bound = 2**64 * sample // max(scan.bytes, sample)
-    for document in _hashed(corpus.documents(), "tokenizer", corpus, report):
+    for document in hashed(corpus, "tokenizer", report):
         drawn = int.from_bytes(document.hash[8:16], "big") < bound
         if drawn and not is_validation(document.hash, scan.threshold):
             yield document.text
 
 
 def _encode(
-    corpus: Corpus, tokenizer: Tokenizer, journal: Journal, folder: Path, report: Progress
+    corpus: Corpus, tokenizer: Tokenizer, journal: Journal, folder: Path, report: ProgressCallback
 ) -> dict[str, SplitInfo]:
     assert journal.scan is not None
     threshold, shard_tokens = journal.scan.threshold, journal.options.shard_tokens
@@ -255,8 +203,7 @@ def _encode(
     begin = {split: (state.document, state.offset) for split, state in journal.splits.items()}
     eot = np.array([tokenizer.eot], np.uint16)
     documents, size, fingerprint = Counter[str](), Counter[str](), hashlib.sha256()
-    stream = _hashed(corpus.documents(), "encode", corpus, report)
-    for batch in _read_ahead(_batches(stream)):
+    for batch in read_ahead(batches(hashed(corpus, "encode", report))):
         to_encode = []
         for document in batch:
             split = "val" if is_validation(document.hash, threshold) else "train"
@@ -286,43 +233,6 @@ def _encode(
     return splits
 
 
-def _hashed(
-    documents: Iterable[Document], stage: str, corpus: Corpus, report: Progress
-) -> Iterator[Hashed]:
-    total, last = corpus.total_bytes, 0.0
-    report(stage, 0, total)
-    for number, document in enumerate(documents):
-        data = document.text.encode()
-        yield Hashed(number, document.text, hashlib.sha256(data).digest(), len(data))
-        if (now := time.monotonic()) - last > PROGRESS_SECONDS:
-            last = now
-            report(stage, document.read, total)
-    report(stage, total, total)
-
-
-def _batches(documents: Iterator[Hashed]) -> Iterator[list[Hashed]]:
-    batch: list[Hashed] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += document.bytes
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
-    """The same items, produced by a thread that stays up to `depth` ahead."""
-    end = object()
-    with ThreadPoolExecutor(1) as thread:
-        coming = deque(thread.submit(next, items, end) for _ in range(depth))
-        while (item := coming.popleft().result()) is not end:
-            coming.append(thread.submit(next, items, end))
-            yield item  # type: ignore[misc]
-
-
 def _stored_tokenizer(folder: Path, journal: Journal) -> Tokenizer | None:
     if journal.tokenizer is None:
         return None
@@ -333,7 +243,7 @@ def _stored_tokenizer(folder: Path, journal: Journal) -> Tokenizer | None:
     return tokenizer if tokenizer.fingerprint == journal.tokenizer else None
 
 
-def _existing(folder: Path, options: Options, strict: bool = True) -> Manifest | None:
+def _existing(folder: Path, options: BuildOptions, strict: bool = True) -> Manifest | None:
     """The manifest of a whole dataset with these options; with other ones an error if `strict`."""
     if not (folder / MANIFEST).exists():
         return None
@@ -350,9 +260,3 @@ def _existing(folder: Path, options: Options, strict: bool = True) -> Manifest |
             f"{folder} holds a dataset {reason}: use --force to replace it, or another folder"
         )
     return None
-
-
-def _check_replaceable(out: Path) -> None:
-    """Never delete what is not a dataset, whatever `force` says."""
-    if out.exists() and not (out / MANIFEST).exists() and not is_empty(out):
-        raise DataError(f"{out} exists and is not a dataset: choose another folder")

@@ -13,13 +13,13 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from speedrun.data.readers import (
-    Piece,
+    Document,
+    first_line,
     format_of,
     read_jsonl,
     read_parquet,
@@ -27,6 +27,7 @@ from speedrun.data.readers import (
     text_of,
 )
 from speedrun.errors import ConfigError, DataError
+from speedrun.files import sha256_of
 
 STDLIB = "stdlib"
 HUB = "hf:"
@@ -40,17 +41,6 @@ BLANK = "blank documents left out"
 NOT_UTF8 = "standard library files that are not UTF-8 left out"
 OTHER_FILES = "files of other kinds left out"
 CUT = "text files cut at line ends"
-
-
-class Document(NamedTuple):
-    """One text; `read` counts the bytes on disk from the start of the corpus up to its end."""
-
-    text: str
-    name: str
-    read: int
-
-    def hash(self) -> bytes:
-        return hashlib.sha256(self.text.encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -84,29 +74,29 @@ class Corpus:
     other_files: Notes = field(default_factory=Counter)
 
     @property
-    def files(self) -> tuple[SourceFile, ...]:
-        return tuple(source for source in self.sources if isinstance(source, SourceFile))
-
-    @property
     def total_bytes(self) -> int:
         """Bytes on disk, for a progress bar; hub sources count as none."""
-        return sum(file.size for file in self.files)
+        return sum(source.size for source in self.sources if isinstance(source, SourceFile))
 
     def documents(self, notes: Notes | None = None) -> Iterator[Document]:
-        """Stream every document that has text; `notes` counts what was left out or cut."""
+        """Stream every document that has text; `notes` counts what was left out or cut.
+
+        A document's `read` counts from the start of the corpus.
+        """
         notes = Counter() if notes is None else notes
         notes.update(self.other_files)
         before, some = 0, False
         for source in self.sources:
-            for piece in self._pieces(source, notes):
-                notes[CUT] += piece.place == "part 2"
-                if not piece.text or piece.text.isspace():
+            count = 0
+            for text, read in self._read(source, notes):
+                count += 1
+                if not text or text.isspace():
                     notes[BLANK] += 1
                     continue
                 some = True
-                name = f"{source.name} {piece.place}".rstrip()
-                yield Document(piece.text, name, before + piece.read)
+                yield Document(text, before + read)
             if isinstance(source, SourceFile):
+                notes[CUT] += source.kind == "text" and count > 1
                 notes[BLANK] += source.size == 0
                 before += source.size
         if not some:
@@ -114,26 +104,22 @@ class Corpus:
 
     def stamp(self) -> str:
         """Changes when a file is added, removed or written to; costs one stat per file."""
-        digest = hashlib.sha256()
-        for source in self.sources:
-            line = repr(source)
-            if isinstance(source, SourceFile):
-                line = f"{source.path.resolve()} {line} {_stat(source.path).st_mtime_ns}"
-            digest.update(f"{line}\n".encode())
-        return digest.hexdigest()
+        return self._digest(
+            lambda file: f"{file.path.resolve()} {file} {_stat(file.path).st_mtime_ns}"
+        )
 
     def content_hash(self) -> str:
         """Depends on what the files hold and not on where they are; reads them all."""
+        return self._digest(lambda file: f"{file.name} {sha256_of(file.path)}")
+
+    def _digest(self, line_of: Callable[[SourceFile], str]) -> str:
         digest = hashlib.sha256()
         for source in self.sources:
-            line = repr(source)
-            if isinstance(source, SourceFile):
-                with source.path.open("rb") as file:
-                    line = f"{source.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+            line = line_of(source) if isinstance(source, SourceFile) else repr(source)
             digest.update(f"{line}\n".encode())
         return digest.hexdigest()
 
-    def _pieces(self, source: SourceFile | HubSource, notes: Notes) -> Iterator[Piece]:
+    def _read(self, source: SourceFile | HubSource, notes: Notes) -> Iterator[Document]:
         if isinstance(source, HubSource):
             return _read_hub(source, self.text_field)
         path, compression = source.path, source.compression
@@ -174,7 +160,10 @@ def open_corpus(
     twice = [str(path) for path, count in Counter(paths).items() if count > 1]
     if twice:
         raise DataError(f"{twice[0]} is reached by two sources: name it once")
-    names = tuple(source if _is_special(source) else Path(source).name for source in sources)
+    names = tuple(
+        source if source == STDLIB or source.startswith(HUB) else Path(source).name
+        for source in sources
+    )
     return Corpus(names, tuple(found), text_field, max_document_bytes, other_files)
 
 
@@ -199,10 +188,6 @@ def is_validation(text_hash: bytes, threshold: int) -> bool:
 
 def _hash_value(text_hash: bytes) -> int:
     return int.from_bytes(text_hash[:8], "big")
-
-
-def _is_special(source: str) -> bool:
-    return source == STDLIB or source.startswith(HUB)
 
 
 def _find(source: str, other_files: Notes) -> list[SourceFile | HubSource]:
@@ -233,7 +218,7 @@ def _source_file(path: Path, name: str) -> SourceFile:
             f"{path} has an ending that does not say how to read it: use .txt, .md, .py and the "
             "like for text, .jsonl (also .gz, .zst) or .parquet, renaming a copy if need be"
         )
-    return SourceFile(path, name, file_format.kind, file_format.compression, _stat(path).st_size)
+    return SourceFile(path, name, *file_format, _stat(path).st_size)
 
 
 def _folder_files(folder: Path, other_files: Notes) -> Iterator[SourceFile]:
@@ -266,7 +251,7 @@ def _stdlib_files() -> Iterator[SourceFile]:
             yield SourceFile(path, f"{STDLIB}/{name}", "stdlib", None, _stat(path).st_size)
 
 
-def _read_stdlib(path: Path, notes: Notes) -> Iterator[Piece]:
+def _read_stdlib(path: Path, notes: Notes) -> Iterator[Document]:
     try:
         yield from list(read_text(path, None, WHOLE))
     except DataError:  # a handful of test files are in other encodings, on purpose
@@ -282,7 +267,7 @@ def _hub_source(source: str) -> HubSource:
     return HubSource(match[1], match[2], match[3] or "train")
 
 
-def _read_hub(source: HubSource, text_field: str) -> Iterator[Piece]:
+def _read_hub(source: HubSource, text_field: str) -> Iterator[Document]:
     try:
         import datasets
     except ModuleNotFoundError:
@@ -296,12 +281,11 @@ def _read_hub(source: HubSource, text_field: str) -> Iterator[Piece]:
             row += 1
             text = text_of(record, text_field, f"hf:{source.name}, row {row}")
             read += len(text)
-            yield Piece(text, f"row {row}", read)
+            yield Document(text, read)
     except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0].rstrip(".")
         raise DataError(
-            f"hf:{source.name} cannot be read after row {row} ({reason}): check the name, the "
-            "split and the connection"
+            f"hf:{source.name} cannot be read after row {row} ({first_line(error)}): check the "
+            "name, the split and the connection"
         ) from None
 
 

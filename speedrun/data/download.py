@@ -5,19 +5,18 @@ download goes on at the next byte, and is renamed only when its hash and its sha
 """
 
 import difflib
-import io
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from speedrun.data.shards import read_header
-from speedrun.data.staging import locked_folder, sha256_of
-from speedrun.disk import flush
+from speedrun.data.staging import locked_folder
+from speedrun.data.stream import ProgressCallback
 from speedrun.errors import ConfigError, DataError
-
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes of all files
+from speedrun.files import flush, has_sha256, sha256_of
 
 REPOSITORIES = {
     "fineweb10B": "kjj0/fineweb10B-gpt2",
@@ -25,6 +24,7 @@ REPOSITORIES = {
     "finewebedu10B": "kjj0/finewebedu10B-gpt2",
 }
 TIMEOUT_SECONDS = 20.0
+RETRIES, RETRY_SECONDS = 5, 1.0  # attempts that bring nothing before we give up
 SHARD_NAME = re.compile(r"\w+_(train|val)_\d{6}\.bin")
 
 
@@ -37,7 +37,9 @@ class RemoteFile(NamedTuple):
     url: str
 
 
-def download(name: str, out: Path, shards: int, progress: Progress | None = None) -> Path:
+def download(
+    name: str, out: Path, shards: int, progress: ProgressCallback = lambda *_: None
+) -> Path:
     """Fetch the validation shard and the first `shards` training shards of a public dataset.
 
     Files that are there already and have the right hash are kept. $HF_ENDPOINT names another hub.
@@ -52,14 +54,12 @@ def download(name: str, out: Path, shards: int, progress: Progress | None = None
     total, before = sum(file.size for file in files), 0
     with locked_folder(out, wait=False):
         for file in files:
-            start = before
 
-            def report(done: int, file: RemoteFile = file, start: int = start) -> None:
-                if progress:
-                    progress(file.name, start + done, total)
+            def report(done: int, name: str = file.name, start: int = before) -> None:
+                progress(name, start + done, total)
 
             report(0)
-            if sha256_of(out / file.name) != file.sha256:
+            if not has_sha256(out / file.name, file.sha256):
                 _fetch(file, out, report)
             before += file.size
             report(file.size)
@@ -101,29 +101,24 @@ def _listed(repository: str, shards: int) -> list[RemoteFile]:
 
 
 def _fetch(file: RemoteFile, out: Path, report: Callable[[int], None]) -> None:
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars("huggingface_hub.http_get")
     partial = out / f"{file.name}.partial"
-    if partial.exists() and partial.stat().st_size > file.size:
+    if _size(partial) > file.size:
         partial.unlink()
-    try:
-        with _ReportingFile(partial, report) as target:
-            http_get(
-                file.url,
-                target,
-                resume_size=target.tell(),
-                headers={"Accept-Encoding": "identity"},
-                expected_size=file.size,
-                displayed_filename=file.name,
-            )
-            os.fsync(target.fileno())
-    except _network_errors() as error:
-        raise DataError(
-            f"{file.name} stopped at byte {partial.stat().st_size if partial.exists() else 0} of "
-            f"{file.size} ({_reason(error)}): run the download again to go on from there"
-        ) from None
+    failures = 0  # in a row, without a byte between them
+    while (start := _size(partial)) < file.size:
+        try:
+            _append(file.url, partial, report)
+            if _size(partial) < file.size:
+                raise OSError("the hub holds no more of it")
+        except _network_errors() as error:
+            failures = 1 if _size(partial) > start else failures + 1
+            final = isinstance(error, OSError) or hasattr(error, "response")  # a disk, a refusal
+            if final or failures > RETRIES:
+                raise DataError(
+                    f"{file.name} stopped at byte {_size(partial)} of {file.size} "
+                    f"({_reason(error)}): run the download again to go on from there"
+                ) from None
+            time.sleep(RETRY_SECONDS)
     digest = sha256_of(partial)
     if digest != file.sha256:
         partial.unlink()
@@ -132,22 +127,35 @@ def _fetch(file: RemoteFile, out: Path, report: Callable[[int], None]) -> None:
             f"{file.sha256[:12]}) and was removed: run the download again"
         )
     read_header(partial)
+    flush(partial)
     partial.replace(out / file.name)
     flush(out)
 
 
-class _ReportingFile(io.FileIO):
-    """A file open for appending that tells how long it is."""
+def _append(url: str, partial: Path, report: Callable[[int], None]) -> None:
+    """Ask for the bytes after those that are there, over the hub client's own connection.
 
-    def __init__(self, path: Path, report: Callable[[int], None]) -> None:
-        super().__init__(path, "r+" if path.exists() else "w+")
-        self.seek(0, io.SEEK_END)
-        self._report = report
+    Its own file download (`hf_hub_download`) begins at the first byte again in a new process, so a
+    killed download of a 200 MB shard would lose all it had.
+    """
+    from huggingface_hub import get_session
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        written = super().write(data)
-        self._report(self.tell())
-        return written
+    headers = {"Accept-Encoding": "identity"}
+    if start := _size(partial):
+        headers["Range"] = f"bytes={start}-"
+    request = get_session().stream(
+        "GET", url, headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True
+    )
+    with request as response:
+        response.raise_for_status()
+        with partial.open("ab" if response.status_code == 206 else "wb") as target:
+            for data in response.iter_bytes():
+                target.write(data)
+                report(target.tell())
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _network_errors() -> tuple[type[Exception], ...]:

@@ -1,4 +1,4 @@
-"""What a dataset holds, as plain data to print: totals of each split and its first documents."""
+"""The first documents of a dataset, as plain data to print."""
 
 from __future__ import annotations
 
@@ -6,39 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from speedrun.data.shards import Dataset
+from speedrun.data.dataset import Dataset
 
 PREVIEW_TOKENS = 1 << 20  # how far into a split first documents are looked for: 2 MiB
-
-
-@dataclass(frozen=True)
-class SplitSummary:
-    """Totals of a split; None where public shards do not say."""
-
-    name: str
-    shards: int
-    tokens: int
-    documents: int | None
-    bytes: int | None
-
-    @property
-    def tokens_per_document(self) -> float | None:
-        return self.tokens / self.documents if self.documents else None
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        return self.bytes / self.tokens if self.bytes is not None else None
-
-
-@dataclass(frozen=True)
-class Summary:
-    folder: str
-    tokenizer: str
-    vocab_size: int
-    eot: int
-    sources: tuple[str, ...]
-    fingerprint: str
-    splits: tuple[SplitSummary, ...]
 
 
 @dataclass(frozen=True)
@@ -47,21 +17,6 @@ class DocumentPreview:
 
     text: str
     tokens: int | None
-
-
-def summarize(dataset: Dataset) -> Summary:
-    splits = dataset.splits.values()
-    return Summary(
-        folder=str(dataset.folder),
-        tokenizer=dataset.tokenizer_spec,
-        vocab_size=dataset.vocab_size,
-        eot=dataset.eot,
-        sources=dataset.manifest.sources if dataset.manifest else (),
-        fingerprint=dataset.fingerprint,
-        splits=tuple(
-            SplitSummary(s.name, len(s.paths), s.tokens, s.documents, s.bytes) for s in splits
-        ),
-    )
 
 
 def first_documents(

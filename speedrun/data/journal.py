@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from speedrun.data.shards import ShardInfo, write_atomically
-from speedrun.data.staging import empty, sha256_of
+from speedrun.data.shards import ShardInfo
+from speedrun.data.staging import empty
+from speedrun.files import has_sha256, write_atomically
 
 FORMAT = 1
 JOURNAL = "journal.json"
@@ -19,7 +20,7 @@ SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """With the text itself, everything that decides the bytes of a dataset."""
 
     tokenizer: str
@@ -59,7 +60,7 @@ class Journal:
     """The state of a build, in the order in which it comes about."""
 
     stamp: str
-    options: Options
+    options: BuildOptions
     scan: Scan | None = None
     tokenizer: str | None = None  # its fingerprint
     splits: dict[str, SplitState] = field(default_factory=_nothing_written)
@@ -77,7 +78,7 @@ class Journal:
             path.unlink()
 
     @staticmethod
-    def load(folder: Path, stamp: str, options: Options) -> "Journal":
+    def load(folder: Path, stamp: str, options: BuildOptions) -> "Journal":
         """The journal in `folder` if it is of this build; otherwise a new one, and no files."""
         for leftover in folder.rglob("*.tmp"):
             leftover.unlink()
@@ -89,6 +90,6 @@ class Journal:
             empty(folder)
             return Journal(stamp, options)
         shards = [shard for state in journal.splits.values() for shard in state.shards]
-        if any(sha256_of(folder / shard.file) != shard.sha256 for shard in shards):
+        if any(not has_sha256(folder / shard.file, shard.sha256) for shard in shards):
             journal.drop_shards(folder)
         return journal

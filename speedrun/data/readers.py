@@ -1,6 +1,6 @@
 """Documents out of one file: plain text, JSON lines or parquet, plain or compressed.
 
-Every reader streams in bounded memory and yields `Piece`s. Whatever is wrong with a file is a
+Every reader streams in bounded memory and yields `Document`s. Whatever is wrong with a file is a
 DataError that names it and the byte, line or row. Gzip and zstd go through pyarrow, whose streams
 raise when a file is cut short; zstandard's reader stops quietly there (half a file read as whole).
 """
@@ -27,45 +27,35 @@ MAX_LINE_BYTES = 64 << 20  # past this a "line" is a file of another kind, and m
 ROWS_AT_ONCE = 256
 
 
-class Piece(NamedTuple):
-    """One document: `place` is where in the file it is, `read` how much of the file is read."""
+class Document(NamedTuple):
+    """One text; `read` counts the bytes on disk up to its end."""
 
     text: str
-    place: str
     read: int
 
 
-class Format(NamedTuple):
-    """How a file is to be read, as its name tells."""
-
-    kind: str  # text, jsonl or parquet
-    compression: str | None
-
-
-def format_of(path: Path) -> Format | None:
-    """`text`, `jsonl` or `parquet` by file name, or None for a name that says neither."""
+def format_of(path: Path) -> tuple[str, str | None] | None:
+    """`text`, `jsonl` or `parquet` by file name, and its compression; None for other names."""
     stem, compression = path, COMPRESSIONS.get(path.suffix.lower())
     if compression:
         stem = path.with_suffix("")
     for kind, suffix in KINDS.items():
         if re.fullmatch(suffix, stem.suffix.lower()):
-            return None if kind == "parquet" and compression else Format(kind, compression)
+            return None if kind == "parquet" and compression else (kind, compression)
     return None
 
 
-def read_text(path: Path, compression: str | None, limit: int) -> Iterator[Piece]:
+def read_text(path: Path, compression: str | None, limit: int) -> Iterator[Document]:
     """A text file as one document, or cut at line ends into several of at most `limit` bytes."""
     with _opened(path, compression) as (stream, disk):
-        start, part, rest = 0, 1, b""
+        start, rest = 0, b""
         while block := rest + _read_up_to(stream, limit + 1 - len(rest)):
             cut = len(block) if len(block) <= limit else _last_line_end(block, limit)
-            text = _decode(block[:cut], path, start)
-            place = f"part {part}" if part > 1 or cut < len(block) else ""
-            yield Piece(text, place, disk.tell())
-            start, part, rest = start + cut, part + 1, block[cut:]
+            yield Document(_decode(block[:cut], path, start), disk.tell())
+            start, rest = start + cut, block[cut:]
 
 
-def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Piece]:
+def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Document]:
     """One document per line: the string under `field`. Lines of white space are passed over."""
     with _opened(path, compression) as (stream, disk):
         lines = iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
@@ -80,10 +70,10 @@ def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Piec
             text = _decode(line, path, start).removeprefix("\ufeff")
             start += len(line)
             if text.strip():
-                yield Piece(_json_text(text, field, where), f"line {number}", disk.tell())
+                yield Document(_json_text(text, field, where), disk.tell())
 
 
-def read_parquet(path: Path, field: str) -> Iterator[Piece]:
+def read_parquet(path: Path, field: str) -> Iterator[Document]:
     """One document per row of the string column `field`, a few hundred rows at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -100,7 +90,7 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece]:
                 for value in batch.column(0):
                     row += 1
                     text = text_of({field: value.as_py()}, field, f"{path}, row {row}")
-                    yield Piece(text, f"row {row}", size * row // rows)
+                    yield Document(text, size * row // rows)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}, row {row} is not UTF-8 (byte {error.start} of its {field}): "
@@ -109,7 +99,7 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece]:
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{path} is cut short or not a parquet file, found after row {row} "
-            f"({_first_line(error)}): copy or write it again"
+            f"({first_line(error)}): copy or write it again"
         ) from None
 
 
@@ -153,10 +143,10 @@ def _opened(path: Path, compression: str | None) -> Iterator[tuple[BinaryIO, Bin
                 except OSError as error:
                     raise DataError(
                         f"{path} is cut short or not {compression}, found by byte {disk.tell()} "
-                        f"({_first_line(error)}): copy or compress it again"
+                        f"({first_line(error)}): copy or compress it again"
                     ) from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise DataError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def _read_up_to(stream: BinaryIO, count: int) -> bytes:
@@ -235,5 +225,5 @@ def _listed(names: Any) -> str:
     return ", ".join(repr(str(name)) for name in list(names)[:12]) or "none at all"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (getattr(error, "strerror", None) or str(error)).strip().split("\n")[0].rstrip(".")

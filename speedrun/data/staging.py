@@ -5,15 +5,14 @@ by a killed process, and follows the folder through its rename.
 """
 
 import fcntl
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from speedrun.disk import flush
 from speedrun.errors import DataError
+from speedrun.files import flush
 
 
 @contextmanager
@@ -67,15 +66,6 @@ def empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def sha256_of(path: Path) -> str:
-    """The file's SHA-256, or an empty string when there is no such file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return ""
 
 
 def _names(folder: Path, handle: int) -> bool:

@@ -10,20 +10,29 @@ format for a trained BPE, the two public files unchanged for GPT-2.
 import codecs
 import hashlib
 import json
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from speedrun.data.shards import MAX_VOCAB, write_atomically
+from speedrun.data.gpt2 import (
+    GPT2_FINGERPRINT,
+    GPT2_MERGES,
+    GPT2_VOCABULARY,
+    PublicFile,
+    public_file,
+    read_stored,
+)
+from speedrun.data.shards import MAX_VOCAB
 from speedrun.errors import ConfigError, DataError
+from speedrun.files import write_atomically
+from speedrun.hardware import cores
 
 TokenIds = npt.NDArray[np.uint16]
 
@@ -37,31 +46,6 @@ SPEC_EXAMPLES = "byte, bpe:4096, gpt2, or gpt2:FOLDER"
 # GPT-2's word splitter. Possessive quantifiers match the same words as the plain ones and keep a
 # megabyte of spaces from backtracking.
 WORDS = r"'(?:[sdmt]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-
-
-class PublicFile(NamedTuple):
-    """One of GPT-2's two files: the names it goes by, its SHA-256, and where it is published."""
-
-    names: tuple[str, ...]
-    sha256: str
-    url: str
-
-
-_GPT2_HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
-GPT2_MERGES = PublicFile(
-    ("vocab.bpe", "merges.txt"),
-    "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-    _GPT2_HOME + "vocab.bpe",
-)
-GPT2_VOCABULARY = PublicFile(
-    ("encoder.json", "vocab.json"),
-    "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-    _GPT2_HOME + "encoder.json",
-)
-# Known without the files, so a folder of public shards has a fingerprint on a machine offline.
-GPT2_FINGERPRINT = hashlib.sha256(
-    f"gpt2 {GPT2_MERGES.sha256} {GPT2_VOCABULARY.sha256}".encode()
-).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -99,26 +83,17 @@ def parse_spec(spec: str) -> TokenizerSpec:
 class Tokenizer(ABC):
     """Ids 0 .. vocab_size-1, of which `eot` stands for no text at all."""
 
-    def __init__(self, spec: str, tokens: Sequence[bytes], fingerprint: str) -> None:
-        self.spec = spec
-        self.tokens = tuple(tokens)  # the bytes of each id; empty for eot
-        self.fingerprint = fingerprint
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def eot(self) -> int:
-        return len(self.tokens) - 1
+    def __init__(
+        self, spec: str, tokens: Sequence[bytes], fingerprint: str, files: dict[str, bytes]
+    ) -> None:
+        self.spec, self.fingerprint = spec, fingerprint
+        self.files = files  # what `save` writes besides the spec
+        self.tokens = (*tokens, b"")  # the bytes of each id, none for eot
+        self.vocab_size, self.eot = len(self.tokens), len(tokens)
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         """The ids of each text, without eot, computed on all cores."""
-
-    @abstractmethod
-    def files(self) -> dict[str, bytes]:
-        """What `save` writes besides the spec."""
 
     def encode(self, text: str) -> TokenIds:
         return self.encode_batch([text])[0]
@@ -146,7 +121,7 @@ class Tokenizer(ABC):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SPEC_FILE).unlink(missing_ok=True)
         spec = {"spec": self.spec, "vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
-        for name, data in self.files().items():
+        for name, data in self.files.items():
             write_atomically(folder / name, data)
         write_atomically(folder / SPEC_FILE, json.dumps(spec, indent=1).encode())
 
@@ -156,13 +131,10 @@ class ByteTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         tokens = [bytes([value]) for value in range(BYTES)]
-        super().__init__("byte", [*tokens, b""], _fingerprint(tokens, words=""))
+        super().__init__("byte", tokens, _fingerprint(tokens, words=""), files={})
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
         return [np.frombuffer(_utf8(text), np.uint8).astype(np.uint16) for text in texts]
-
-    def files(self) -> dict[str, bytes]:
-        return {}
 
 
 class BpeTokenizer(Tokenizer):
@@ -177,26 +149,22 @@ class BpeTokenizer(Tokenizer):
         whole = [ranks[token] for token in tokens] == list(range(len(tokens)))
         if not whole or not all(bytes([value]) in ranks for value in range(BYTES)):
             raise DataError(f"the vocabulary of tokenizer {spec} has gaps: build the dataset again")
-        super().__init__(spec, [*tokens, b""], fingerprint or _fingerprint(tokens, words=WORDS))
-        self._files = files
+        super().__init__(spec, tokens, fingerprint or _fingerprint(tokens, words=WORDS), files)
         self._core = tiktoken.Encoding(
             spec, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens={END_OF_TEXT: self.eot}
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
-        cores = usable_cores()
-        if len(texts) < 2 or cores == 1:
+        parallel = cores()
+        if len(texts) < 2 or parallel == 1:
             return self._encode(texts)
         # Strided parts are of about the same length even when the long documents come together.
-        parts = [texts[start::cores] for start in range(cores)]
+        parts = [texts[start::parallel] for start in range(parallel)]
         encoded: list[TokenIds] = [np.empty(0, np.uint16)] * len(texts)
-        with ThreadPoolExecutor(cores) as pool:
+        with ThreadPoolExecutor(parallel) as pool:
             for start, part in enumerate(pool.map(self._encode, parts)):
-                encoded[start::cores] = part
+                encoded[start::parallel] = part
         return encoded
-
-    def files(self) -> dict[str, bytes]:
-        return self._files
 
     def _encode(self, texts: Sequence[str]) -> list[TokenIds]:
         # No special token is allowed or forbidden, so "<|endoftext|>" in a text is ordinary text.
@@ -252,7 +220,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"{path} is not a stored tokenizer ({error!r}): build the dataset again"
         ) from None
     if spec.kind == "bpe":
-        tokenizer = _bpe_from_json(text, _read(folder / BPE_FILE))
+        tokenizer = _bpe_from_json(text, read_stored(folder / BPE_FILE))
     else:
         tokenizer = ByteTokenizer() if spec.kind == "byte" else load_gpt2(folder)
     if tokenizer.fingerprint != fingerprint:
@@ -270,15 +238,15 @@ def load_gpt2(
     vocabulary: PublicFile = GPT2_VOCABULARY,
 ) -> Tokenizer:
     """GPT-2's tokenizer from two files in `folder`, else from tiktoken's cache or the network."""
-    contents = [_public_file(file, folder) for file in (merges, vocabulary)]
-    pairs = (tuple(line.split()) for line in contents[0].decode().split("\n")[1:] if line)
-    ids: dict[str, int] = json.loads(contents[1])
+    files = {file.names[0]: public_file(file, folder) for file in (merges, vocabulary)}
+    merge_lines, vocabulary_json = files.values()
+    pairs = (line.split() for line in merge_lines.decode().split("\n")[1:] if line)
+    ids: dict[str, int] = json.loads(vocabulary_json)
     ids.pop(END_OF_TEXT)
     ranks = {_from_printable(token): rank for token, rank in ids.items()}
     # A merge line makes the token of its own rank: otherwise ids would not be merge priorities.
     for rank, pair in enumerate(pairs, start=BYTES):
         assert ids["".join(pair)] == rank, f"merge {rank - BYTES} of GPT-2 is out of order"
-    files = {file.names[0]: data for file, data in zip((merges, vocabulary), contents, strict=True)}
     return BpeTokenizer("gpt2", ranks, files, GPT2_FINGERPRINT)
 
 
@@ -297,13 +265,6 @@ class StreamDecoder:
         return self._decoder.decode(b"", final=True)
 
 
-def usable_cores() -> int:
-    """Cores this process may run on, which in a container is fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _bpe_from_json(spec: str, data: bytes) -> Tokenizer:
     try:
         model: dict[str, Any] = json.loads(data)["model"]
@@ -315,46 +276,11 @@ def _bpe_from_json(spec: str, data: bytes) -> Tokenizer:
     return BpeTokenizer(spec, ranks, {BPE_FILE: data})
 
 
-def _public_file(file: PublicFile, folder: Path | None) -> bytes:
-    if folder is None:
-        return _fetch(file)
-    found = [folder / name for name in file.names if (folder / name).is_file()]
-    if not found:
-        raise DataError(f"{folder} holds no {' or '.join(file.names)}: download {file.url} into it")
-    data = _read(found[0])
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != file.sha256:
-        raise DataError(
-            f"{found[0]} is not the public GPT-2 file (SHA-256 {digest[:12]}, expected "
-            f"{file.sha256[:12]}): download it again from {file.url}"
-        )
-    return data
-
-
-def _fetch(file: PublicFile) -> bytes:
-    import requests
-    from tiktoken.load import read_file_cached
-
-    try:
-        data: bytes = read_file_cached(file.url, file.sha256)
-    except (requests.RequestException, OSError, ValueError) as error:
-        raise DataError(
-            f"GPT-2's {file.names[0]} is not in tiktoken's cache and {file.url} cannot be fetched "
-            f"({type(error).__name__}): connect once, or copy {GPT2_MERGES.names[0]} and "
-            f"{GPT2_VOCABULARY.names[0]} into a folder and use gpt2:FOLDER"
-        ) from None
-    return data
-
-
-def _printable_bytes() -> Iterator[tuple[str, int]]:
-    """GPT-2's alphabet: a visible Latin-1 character for itself, U+0100 onwards for the others."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    substitute = iter(range(0x100, 0x200))
-    for value in range(BYTES):
-        yield chr(value if value in visible else next(substitute)), value
-
-
-_BYTE_OF = dict(_printable_bytes())
+# GPT-2's alphabet: a visible Latin-1 character for itself, U+0100 onwards for the others.
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(BYTES)) - set(_VISIBLE))
+_BYTE_OF = {chr(value): value for value in _VISIBLE}
+_BYTE_OF |= {chr(0x100 + index): value for index, value in enumerate(_OTHERS)}
 
 
 def _from_printable(token: str) -> bytes:
@@ -376,10 +302,3 @@ def _utf8(text: str) -> bytes:
             f"the text has half of a surrogate pair at character {error.start}, which UTF-8 cannot "
             "hold: remove it"
         ) from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}): restore the file") from None

@@ -17,36 +17,27 @@ from pathlib import Path
 
 import numpy as np
 
+from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, checked_count, find_shards
 from speedrun.data.shards import (
     CHUNK_BYTES,
     HEADER_BYTES,
-    MANIFEST,
     PUBLIC_EOT,
     PUBLIC_VOCAB,
     TOKEN_DTYPE,
-    Manifest,
     ShardInfo,
     check_tokens,
-    find_shards,
-    read_header,
 )
+from speedrun.data.tokenizer import load_tokenizer
 from speedrun.errors import DataError
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass(frozen=True)
 class Report:
     """What was read, and one sentence for each thing wrong."""
 
-    folder: Path
     shards: int
     bytes: int
     problems: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
 
 
 @dataclass
@@ -58,46 +49,43 @@ class _Shard:
     problems: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path | str, progress: Progress | None = None) -> Report:
-    """Check every file of the dataset; a missing folder or manifest that cannot be read raises."""
-    folder = Path(folder)
+def verify(folder: Path, progress: Callable[[int, int], None] = lambda *_: None) -> Report:
+    """Check every file of the dataset; a missing folder or manifest that cannot be read raises.
+
+    `progress` is told the bytes done and the bytes in all.
+    """
     manifest, found = find_shards(folder)
     vocab_size = manifest.vocab_size if manifest else PUBLIC_VOCAB
     eot = manifest.eot if manifest else PUBLIC_EOT
-    paths = [path for files in found.values() for path in files]
+    paths = [path for shards in found.values() for path in shards]
     total = sum(path.stat().st_size for path in paths if path.exists())
     done = 0
 
     def advance(size: int) -> None:
         nonlocal done
         done += size
-        if progress:
-            progress(done, total)
+        progress(done, total)
 
     problems = _tokenizer_problems(folder, manifest) if manifest else []
-    for name, files in found.items():
-        info = manifest.splits[name] if manifest else None
-        recorded = info.shards if info else (None,) * len(files)
-        shards = [
-            _check_shard(path, shard, vocab_size, eot, advance)
-            for path, shard in zip(files, recorded, strict=True)
-        ]
-        damage = [problem for shard in shards for problem in shard.problems]
+    for name, shards in found.items():
+        checks = [_check_shard(*shard, vocab_size, eot, advance) for shard in shards.items()]
+        damage = [problem for check in checks for problem in check.problems]
         problems += damage
         # Damaged files are not counted too: one fault, one sentence.
-        if not info or not shards or damage:
+        if not manifest or not checks or damage:
             continue
-        if shards[0].first_token != eot:
+        if (opening := checks[0].first_token) != eot:
             problems.append(
-                f"{files[0]} opens with token {shards[0].first_token} at byte {HEADER_BYTES}, but "
+                f"{next(iter(shards))} opens with token {opening} at byte {HEADER_BYTES}, but "
                 f"a split opens with the end-of-text token {eot}; build the dataset again"
             )
-        if info.documents != (documents := sum(shard.documents for shard in shards)):
+        listed, documents = manifest.splits[name].documents, sum(c.documents for c in checks)
+        if documents != listed:
             problems.append(
                 f"split {name} of {folder} holds {documents} documents, but {MANIFEST} lists "
-                f"{info.documents}; build the dataset again"
+                f"{listed}; build the dataset again"
             )
-    return Report(folder, len(paths), done, tuple(problems))
+    return Report(len(paths), done, tuple(problems))
 
 
 def _check_shard(
@@ -106,12 +94,7 @@ def _check_shard(
     result = _Shard()
     digest, bad_chunks, offset = hashlib.sha256(), [], 0
     try:
-        count = read_header(path)
-        if info and count != info.tokens:
-            raise DataError(
-                f"{path} holds {count} tokens by byte 8 of its header, but {MANIFEST} lists "
-                f"{info.tokens}; build the dataset again"
-            )
+        checked_count(path, info)
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
@@ -150,17 +133,15 @@ def _check_shard(
 
 
 def _tokenizer_problems(folder: Path, manifest: Manifest) -> list[str]:
-    from speedrun.data.tokenizer import load_tokenizer
-
     try:
-        tokenizer = load_tokenizer(folder / "tokenizer")
+        tokenizer = load_tokenizer(folder / TOKENIZER)
     except DataError as error:
         return [str(error)]
     stored = (tokenizer.fingerprint, tokenizer.vocab_size, tokenizer.eot)
     if stored == (manifest.tokenizer_fingerprint, manifest.vocab_size, manifest.eot):
         return []
     return [
-        f"{folder / 'tokenizer'} has fingerprint {stored[0][:12]}, vocabulary {stored[1]} and "
+        f"{folder / TOKENIZER} has fingerprint {stored[0][:12]}, vocabulary {stored[1]} and "
         f"end-of-text {stored[2]}, but {MANIFEST} lists {manifest.tokenizer_fingerprint[:12]}, "
         f"{manifest.vocab_size} and {manifest.eot}; build the dataset again"
     ]

@@ -1,150 +1,142 @@
-"""One attention, three backends, chosen by device.
+"""Attention: queries, keys and values from the stream, and the softmax over the keys a plan allows.
 
-`plan_attention` turns a batch's documents and window into what the backend wants, once for all
-layers and the backward; `attend` applies it.
-  flex    FlexAttention, compiled: CUDA.
-  blocks  our own block-sparse attention: CPU (model/blocks.py).
-  dense   the full T x T mask: the reference, for tests, tiny inputs and other devices.
-
-Legend: B rows, H query heads, KV key/value heads, T tokens, K head width.
+Legend: B rows, H query heads, G key/value heads, T tokens, D width, K head width.
 """
+
+from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from speedrun.errors import ConfigError
-from speedrun.model import blocks
-from speedrun.model.mask import BLOCK, WindowRule, block_lists, dense_mask, first_key
-
-Backend = Literal["flex", "blocks", "dense"]
-DENSE_TOKENS = 4096  # a mask of 16.8 million pairs per row; four times that per doubling
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Who sees whom in one batch, in the backend's own terms."""
-
-    backend: Backend
-    mask: Tensor | BlockMask  # blocks: first key (B, T); dense: booleans (B, 1, T, T)
-    opens: Tensor  # booleans (B, T): the token opens a row or a document, none is before it
+from speedrun.config.optimizer import Role
+from speedrun.config.schema import ModelConfig
+from speedrun.model.block_sparse import block_sparse_attention
+from speedrun.model.cache import LayerCache
+from speedrun.model.fused import rms_norm
+from speedrun.model.linear import Linear
+from speedrun.model.plan import LayerPlan
+from speedrun.model.rotary import Rotary
 
 
-def choose_backend(
-    device: torch.device,
-    requested: str = "auto",
-    *,
-    tokens: int,
-    head_dim: int,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Backend, str]:
-    """The backend for rows of `tokens` tokens, with the reason that logs and `doctor` print."""
-    if requested not in ("auto", *get_args(Backend)):
-        allowed = ", ".join(("auto", *get_args(Backend)))
-        raise ConfigError(f"attention backend {requested!r} is unknown; choose one of {allowed}.")
-    own: Backend = {"cuda": "flex", "cpu": "blocks"}.get(device.type, "dense")  # type: ignore[assignment]
-    chosen: Backend = own if requested == "auto" else requested  # type: ignore[assignment]
-    if chosen == "flex" and device.type != "cuda":
-        raise ConfigError(
-            f"attention backend 'flex' has no backward on {device.type}; use {own!r} there."
+class Attention(nn.Module):
+    """Multi-head attention with the records' additions to its keys and values."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.groups, self.head_dim = config.heads, config.groups, config.size_of_head
+        self.qk_norm, self.eps = config.qk_norm, config.norm_eps
+        self.scale = config.attention_scale or self.head_dim**-0.5
+        self.residual, self.key_offset = config.value_residual, config.key_offset
+        queries, keys = self.heads * self.head_dim, self.groups * self.head_dim
+        self.splits = [queries, keys, keys]
+        sizes = [sum(self.splits)] if config.fused_qkv else self.splits
+        role: Role = "qkv" if config.fused_qkv else "hidden"
+        self.qkv = nn.ModuleList(
+            Linear(config.width, n, bias=config.bias, role=role) for n in sizes
         )
-    if chosen == "blocks" and device.type != "cpu":
-        raise ConfigError(
-            f"attention backend 'blocks' runs on cpu only; use {own!r} on {device.type}."
+        self.output = Linear(
+            queries, config.width, bias=config.bias, zero=config.zero_init_projections
         )
-    if chosen == "blocks" and dtype != torch.float32:
-        raise ConfigError(
-            f"attention backend 'blocks' computes in torch.float32, not {dtype}; "
-            "set the precision to fp32 on cpu."
+        self.parameter_roles: dict[str, Role] = {"blend": "scalar"}
+        self.blend: nn.Parameter | None = None
+        if config.value_residual or config.value_embeddings != "none":
+            weights = 2 if config.value_weights == "pair" else 1
+            self.blend = nn.Parameter(torch.full((weights,), 0.5))
+
+    def mix_values(self, v: Tensor, value_input: Tensor | None) -> Tensor:
+        """v mixed with a value embedding or layer 0's values, by one learnt weight or two."""
+        if self.blend is None:
+            return v
+        # 0-d weights, so that fp32 scalars leave bf16 values bf16.
+        input_weight = self.blend[-1]
+        own_weight = self.blend[0] if len(self.blend) == 2 else 1 - input_weight
+        mixed: Tensor = own_weight * v
+        return mixed if value_input is None else mixed + input_weight * value_input.view_as(v)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        value_input: Tensor | None,
+        rotary: Rotary | None,
+        plan: LayerPlan,
+        cache: LayerCache | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The attention output, and this layer's own values before mixing, as (B, T, G, K).
+
+        `value_input` is what the values are mixed with: the rows of a value embedding or the
+        values of layer 0, of as many numbers as the own values.
+        """
+        B, T, _ = x_BTD.shape
+        parts = [project(x_BTD) for project in self.qkv]
+        q, k, own_values = (
+            part.view(B, T, -1, self.head_dim)
+            for part in (parts[0].split(self.splits, dim=-1) if len(parts) == 1 else parts)
         )
-    if chosen == "dense" and tokens > DENSE_TOKENS:
-        raise ConfigError(
-            f"attention backend 'dense' holds every pair of a row and takes at most {DENSE_TOKENS} "
-            f"tokens, not {tokens}; shorten the rows or use 'blocks' (cpu) or 'flex' (cuda)."
-        )
-    why = f"chosen for {device.type}" if requested == "auto" else "asked for"
-    how = {
-        "flex": "compiled FlexAttention on full and partial 128-token blocks",
-        "blocks": blocks.prepare(head_dim) if chosen == "blocks" else "",
-        "dense": f"every pair of at most {DENSE_TOKENS} tokens, masked",
-    }[chosen]
-    return chosen, f"{why}: {how}"
+        if self.residual and value_input is None:  # layer 0, whose values the others get
+            value_input = own_values
+        v = self.mix_values(own_values, value_input)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if rotary is not None:
+            start = 0 if cache is None else cache.length
+            q, k = (rotary(x, start, self.eps if self.qk_norm else None) for x in (q, k))
+        elif self.qk_norm:
+            q, k = rms_norm(q, self.eps), rms_norm(k, self.eps)
+        if self.key_offset:
+            k = offset_keys(k, plan.starts, cache)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        y_BHTK = attend(q, k, v, plan, self.scale)
+        return self.output(y_BHTK.transpose(1, 2).reshape(B, T, -1)), own_values
 
 
-def plan_attention(
-    backend: Backend, documents_BT: Tensor, window: Tensor | None, rule: WindowRule = "blocks"
-) -> AttentionPlan:
-    """Who sees whom, built in or out of compiled code.
+def offset_keys(k_BGTK: Tensor, starts_BT: Tensor, cache: LayerCache | None) -> Tensor:
+    """The unrotated half of each key comes from the previous token: induction in one layer.
 
-    `window` is data, a 0-d integer tensor: a new value recompiles nothing.
+    A query can then match the token before a key and copy the value of the key itself, which takes
+    two layers otherwise: one to look back, one to match. Half-rotary positions rotate the pairs
+    (i, i + K/2) for i < K/4 only, so the second and the last quarter of a head are not rotated. The
+    first token of a document keeps its own key.
     """
-    opens_BT = opening(documents_BT)
-    if backend == "dense":
-        return AttentionPlan(backend, dense_mask(documents_BT, window, rule)[:, None], opens_BT)
-    first_BT = first_key(documents_BT, window, rule)
-    mask = first_BT if backend == "blocks" else flex_mask(first_BT)
-    return AttentionPlan(backend, mask, opens_BT)
+    first = k_BGTK[:, :, :1] if cache is None or cache.last_key is None else cache.last_key
+    if cache is not None:
+        cache.last_key = k_BGTK[:, :, -1:]
+    previous_BGTK = torch.cat([first, k_BGTK[:, :, :-1]], dim=2)
+    previous_BGTK = torch.where(starts_BT[:, None, :, None], k_BGTK, previous_BGTK)
+    own, previous = k_BGTK.chunk(4, dim=-1), previous_BGTK.chunk(4, dim=-1)
+    return torch.cat([own[0], previous[1], own[2], previous[3]], dim=-1)
 
 
-def opening(documents_BT: Tensor) -> Tensor:
-    """Which tokens are the first of their row or document."""
-    return torch.diff(documents_BT, prepend=documents_BT[:, :1] - 1, dim=1) != 0
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: LayerPlan, scale: float) -> Tensor:
+    """softmax(scale q k^T) v over the keys that the plan lets each query see; (B, H, T, K).
 
-
-def flex_mask(first_BT: Tensor) -> BlockMask:
-    """FlexAttention's mask from our block lists; only partial blocks look at single pairs."""
-
-    def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
-        return (k <= q) & (k >= first_BT[b, q])
-
-    lists = block_lists(first_BT)
-    T = first_BT.shape[1]
-    partial_count, partial_index, full_count, full_index = (x[:, None] for x in lists)
-    return BlockMask.from_kv_blocks(
-        partial_count,
-        partial_index,
-        full_count,
-        full_index,
-        BLOCK_SIZE=BLOCK,
-        mask_mod=sees,
-        seq_lengths=(T, T),
-    )
-
-
-@functools.cache
-def compiled_flex() -> Callable[..., Tensor]:
-    """FlexAttention outside of a compiled model, where plain it falls back to holding every pair.
-
-    Made when it is first used: torch.compile imports a compiler, which takes as long as torch.
-    """
-    return torch.compile(flex_attention)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """softmax(scale q k^T) v over what the plan lets each query see; (B, H, T, K).
-
-    With fewer key/value heads than query heads, H / KV neighbouring query heads share one.
+    With fewer key/value heads than query heads, H / G neighbouring query heads share one.
     """
     grouped = q.shape[1] != k.shape[1]
     if plan.backend == "blocks":
         assert isinstance(plan.mask, Tensor)
-        out: Tensor = blocks.blocks(q, k, v, plan.mask, scale)[0]
-        return out
+        return block_sparse_attention(q, k, v, plan.mask, scale)[0]
     if plan.backend == "dense":
         assert isinstance(plan.mask, Tensor)
         return scaled_dot_product_attention(
             q, k, v, attn_mask=plan.mask, scale=scale, enable_gqa=grouped
         )
     assert isinstance(plan.mask, BlockMask)
-    flex: Callable[..., Any] = flex_attention
-    if not torch.compiler.is_compiling():
-        flex = compiled_flex()
+    flex: Any = flex_attention if torch.compiler.is_compiling() else compiled_flex()
     out = flex(q, k, v, block_mask=plan.mask, scale=scale, enable_gqa=grouped)
     assert isinstance(out, Tensor)
     return out
+
+
+@functools.cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """FlexAttention for models that are not compiled: uncompiled it would compute every pair.
+
+    Made at its first use, because torch.compile imports a compiler, which takes as long as torch.
+    """
+    return torch.compile(flex_attention)

@@ -1,7 +1,7 @@
-"""Keys and values of the tokens so far, kept by layer while sampling.
+"""The key/value cache of sampling, by layer.
 
-What is kept is what attention reads: keys after norm and rotation, values after mixing. A new token
-then costs one row of everything instead of the whole context again.
+It holds what attention reads: keys after norm and rotation, values after mixing. A new token is
+then computed alone instead of with its whole context again.
 
 Shapes: B batch, G key/value heads, T time, K head dim.
 """
@@ -16,13 +16,15 @@ from torch import Tensor
 
 @dataclass
 class LayerCache:
+    """One layer's keys and values, of which the first `length` tokens are filled."""
+
     keys: Tensor  # (B, G, T, K)
     values: Tensor  # (B, G, T, K)
     length: int = 0
-    newest: Tensor | None = None  # (B, G, 1, K), the newest key before its offset
+    last_key: Tensor | None = None  # (B, G, 1, K): the last token's, before key_offset
 
     def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the newest tokens; returns all keys and values so far."""
+        """Add new tokens; returns all keys and values so far."""
         end = self.length + k_BGTK.size(2)
         self.keys[:, :, self.length : end] = k_BGTK
         self.values[:, :, self.length : end] = v_BGTK
@@ -31,15 +33,15 @@ class LayerCache:
 
 
 class Cache:
-    """All layers' keys and values, and the newest token: what the next one looks back at."""
+    """All layers' keys and values, and the last token, which the bigram table needs."""
 
     def __init__(self, layers: int, rows: int, heads: int, length: int, head_dim: int) -> None:
         shape = (rows, heads, length, head_dim)
         self.layers = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
         self.length = 0
-        self.newest_B1 = torch.full((rows, 1), -1)
+        self.last_B1 = torch.full((rows, 1), -1)
 
-    def take(self, ids_BT: Tensor) -> None:
-        """The tokens the layers have just been given."""
+    def advance(self, ids_BT: Tensor) -> None:
+        """Count the tokens that the layers have just added."""
         self.length += ids_BT.size(1)
-        self.newest_B1 = ids_BT[:, -1:]
+        self.last_B1 = ids_BT[:, -1:]

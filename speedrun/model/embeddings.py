@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
 from speedrun.model.cache import Cache
 
@@ -23,48 +24,49 @@ class Table(nn.Module):
     """Rows looked up by token id; N(0, 1) unless it also serves as the head."""
 
     def __init__(
-        self, rows: int, width: int, *, role: str, as_head: bool = False, zero: bool = False
+        self, rows: int, width: int, *, role: Role, as_head: bool = False, zero: bool = False
     ) -> None:
         super().__init__()
-        self.role, self.zero = role, zero
-        if zero:
-            self.weight = nn.Parameter(torch.zeros(rows, width))
-            return
-        weight = torch.empty(rows, width)
-        bound = width**-0.5
-        # A tied table must be a usable head, so it takes the linear layers' small uniform start.
-        self.weight = nn.Parameter(weight.uniform_(-bound, bound) if as_head else weight.normal_())
+        self.parameter_roles: dict[str, Role] = {"weight": role}
+        self.zero = zero
+        weight = torch.zeros(rows, width)
+        if as_head:  # must be a usable head, so it takes the linear layers' small uniform start
+            weight.uniform_(-(width**-0.5), width**-0.5)
+        elif not zero:
+            weight.normal_()
+        self.weight = nn.Parameter(weight)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         return F.embedding(ids_BT, self.weight)
 
 
-def tokens_before(ids_BT: Tensor, opens_BT: Tensor, cache: Cache | None) -> Tensor:
-    """The token before each; -1 where a row or document opens and there is none."""
-    first_B1 = ids_BT[:, :1] if cache is None else cache.newest_B1.to(ids_BT.dtype)
-    before_BT = torch.cat([first_B1, ids_BT[:, :-1]], dim=1)
-    return before_BT.masked_fill(opens_BT, -1)
+def previous_tokens(ids_BT: Tensor, starts_BT: Tensor, cache: Cache | None) -> Tensor:
+    """The token before each; -1 at the first token of a row or document, which has none."""
+    first_B1 = ids_BT[:, :1] if cache is None else cache.last_B1.to(ids_BT.dtype)
+    previous_BT = torch.cat([first_B1, ids_BT[:, :-1]], dim=1)
+    return previous_BT.masked_fill(starts_BT, -1)
 
 
 class Bigrams(nn.Module):
-    """A row for each pair of neighbours, found by hash: what follows a pair needs no attention.
+    """An embedding of each token with the one before it, from a hashed table.
 
-    Different pairs may share a row. The table starts at zero, so it starts as if it were absent.
+    It gives the model bigram statistics without attention. Different pairs may share a row; the
+    last row is for tokens that have none before. The table starts at zero, so it adds nothing then.
     """
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.table = Table(rows, width, role="bigram", zero=True)
 
-    def forward(self, ids_BT: Tensor, before_BT: Tensor) -> Tensor:
+    def forward(self, ids_BT: Tensor, previous_BT: Tensor) -> Tensor:
         last = len(self.table.weight) - 1
-        hashed = (36313 * ids_BT.long() ^ 27191 * before_BT.long()) % last
-        rows: Tensor = self.table(torch.where(before_BT < 0, last, hashed))
+        hashed = (36313 * ids_BT.long() ^ 27191 * previous_BT.long()) % last
+        rows: Tensor = self.table(torch.where(previous_BT < 0, last, hashed))
         return rows
 
 
 def table_of_layer(config: ModelConfig) -> list[int | None]:
-    """For each layer the value table it reads, or None; a table that nobody reads is not made."""
+    """For each layer the value table it reads, or None; tables that no layer reads are left out."""
     wanted = [None if i in config.attention_free else t for i, t in enumerate(_tables(config))]
     used = sorted({t for t in wanted if t is not None})
     return [None if t is None else used.index(t) for t in wanted]
@@ -83,6 +85,8 @@ def _tables(config: ModelConfig) -> list[int | None]:
 
 
 class ValueEmbeddings(nn.Module):
+    """The value tables, and for each layer the rows it mixes into its values."""
+
     def __init__(self, config: ModelConfig, rows: int) -> None:
         super().__init__()
         self.table_of_layer = table_of_layer(config)

@@ -1,10 +1,10 @@
 """The elementwise parts of the model: norms, rotation, ReLU squared, the loss.
 
-Each function states its formula in torch, which is what runs on GPUs, in bf16 and wherever there
-is no C++ compiler. On a CPU in fp32 one native pass does the same (native/fused.cpp): torch goes
-over memory once per operation there, and a nano step on one thread spends 420 ms of 1,730 on what
-takes the native passes 120. They are torch operators with their own backward, so a compiled model
-stays one graph.
+Each function states its formula in torch; that code runs on GPUs, in bf16 and wherever there is no
+C++ compiler. On a CPU in fp32 a native routine computes the same in one pass over memory
+(native/fused.cpp), where torch takes one pass per operation: of a nano step's 1,730 ms on one
+thread these parts take 420 in torch and 120 natively. The routines are torch operators with their
+own backward, so a compiled model stays one graph.
 
 Shapes: B batch, T time, H heads, K head dim, V vocabulary, N tokens of the whole batch.
 """
@@ -20,31 +20,28 @@ from speedrun.model.native.operators import differentiate, operator
 
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """RMSNorm without gain. eps is explicit: PyTorch's default for bf16 moved in 2025."""
+    """RMSNorm without gain. eps is explicit: PyTorch changed its default for bf16 in 2025."""
     if native_for(x):
-        y: Tensor = _norm_rotate(x.reshape(1, -1, 1, x.size(-1)), None, None, eps)[0]
-        return y.view_as(x)
+        return _norm_rotate(x.reshape(1, -1, 1, x.size(-1)), None, None, eps)[0].view_as(x)
     return F.rms_norm(x, (x.size(-1),), eps=eps)
 
 
 def rotate(x_BHTK: Tensor, cos_TK: Tensor, sin_TK: Tensor, eps: float | None) -> Tensor:
-    """The pairs (i, i + K/2) turned by the angles of their position; with eps, normed before."""
+    """The pairs (i, i + K/2) rotated by the angles of their position; with eps, normed first."""
     if native_for(x_BHTK):
-        y_BTHK: Tensor = _norm_rotate(x_BHTK.transpose(1, 2), cos_TK, sin_TK, eps)[0]
-        return y_BTHK.transpose(1, 2)
+        return _norm_rotate(x_BHTK.transpose(1, 2), cos_TK, sin_TK, eps)[0].transpose(1, 2)
     x = x_BHTK if eps is None else rms_norm(x_BHTK, eps)
     x1, x2 = x.float().chunk(2, dim=-1)
-    turned = torch.cat([x1 * cos_TK + x2 * sin_TK, x2 * cos_TK - x1 * sin_TK], dim=-1)
-    return turned.type_as(x_BHTK)
+    rotated = torch.cat([x1 * cos_TK + x2 * sin_TK, x2 * cos_TK - x1 * sin_TK], dim=-1)
+    return rotated.type_as(x_BHTK)
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    y: Tensor = _relu_squared(x) if native_for(x) else F.relu(x).square()
-    return y
+    return _relu_squared(x) if native_for(x) else F.relu(x).square()
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
-    """cap tanh(x / cap): the slope is 1 at 0, the values stay within +-cap. No cap: x."""
+    """cap tanh(x / cap): slope 1 at 0, values within +-cap. A cap of 0 means none."""
     return cap * torch.tanh(x / cap) if cap else x
 
 
@@ -52,12 +49,12 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, cap: float) -> Tensor:
     """Mean loss in nats per token of softcapped logits, the softmax in fp32; all targets count."""
     logits_NV, targets_N = logits_BTV.flatten(0, 1), targets_BT.flatten()
     if native_for(logits_BTV):
-        loss: Tensor = _cross_entropy(logits_NV, targets_N, cap)[0]
-        return loss
+        return _cross_entropy(logits_NV, targets_N, cap)[0]
     return F.cross_entropy(softcap(logits_NV, cap).float(), targets_N)
 
 
 def native_for(x: Tensor) -> bool:
+    """Whether the native routines can compute on x; builds them at the first call."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and _available()
 
 
@@ -65,12 +62,12 @@ def _available() -> bool:
     return not isinstance(native.load(), str)
 
 
-# What torch.compiler.assume_constant_result does, which would import the compiler (1.1 s) for every
-# run that compiles nothing. A compiled model is one graph only with it, and tests compile some.
+# What torch.compiler.assume_constant_result does; calling that would import torch's compiler, 1.1 s
+# in every run. Without the mark a compiled model would trace into the loading and break its graph.
 _available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# Below: the native passes as operators, and which of them is the gradient of which.
+# Below: the native routines as operators, and the registration of their gradients.
 
 
 def _like_norm_rotate(
@@ -99,10 +96,10 @@ def _like_second(_g: Tensor, x: Tensor, *_: object) -> Tensor:
 
 @operator("norm_rotate_backward", like=_like_second)
 def _norm_rotate_backward(
-    g: Tensor, y: Tensor, r: Tensor, cos_TK: Tensor | None, sin_TK: Tensor | None, normed: bool
+    g: Tensor, y: Tensor, r: Tensor, cos_TK: Tensor | None, sin_TK: Tensor | None
 ) -> Tensor:
     B, T, H, K = y.shape
-    dx, kept = y.new_empty(y.shape), r if normed else None
+    dx, kept = y.new_empty(y.shape), r if r.numel() else None
     native.run("norm_rotate_backward", g, y, kept, cos_TK, sin_TK, dx, B * T, T, H, K)
     return dx
 
@@ -144,9 +141,8 @@ def _cross_entropy_backward(
 
 
 def _keep_norm_rotate(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    _, cos_TK, sin_TK, eps = inputs
+    _, cos_TK, sin_TK, _ = inputs
     ctx.save_for_backward(*output, cos_TK, sin_TK)
-    ctx.normed = eps is not None
 
 
 def _keep_output(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ARG001
@@ -160,7 +156,7 @@ def _keep_cross_entropy(ctx, inputs, output) -> None:  # type: ignore[no-untyped
 
 differentiate(
     "norm_rotate",
-    lambda ctx, g, _: (_norm_rotate_backward(g, *ctx.saved_tensors, ctx.normed), None, None, None),
+    lambda ctx, g, _: (_norm_rotate_backward(g, *ctx.saved_tensors), None, None, None),
     keep=_keep_norm_rotate,
 )
 differentiate(
@@ -170,6 +166,6 @@ differentiate(
 )
 differentiate(
     "cross_entropy",
-    lambda ctx, g, _: (_cross_entropy_backward(g, *ctx.saved_tensors, ctx.cap), None, None),
+    lambda ctx, g, _: (_cross_entropy_backward(g, *ctx.saved_tensors, ctx.cap), None, None),  # type: ignore[call-arg]
     keep=_keep_cross_entropy,
 )

@@ -1,8 +1,7 @@
 """One GPT for every recipe: each technique of records 1 to 18 is a switch of `ModelConfig`.
 
-`forward` is the whole computation from token ids to loss. Parameters have roles (hidden matrix,
-fused q/k/v matrix, embedding, value embedding, token pairs, head, scalar) that decide which
-optimizer rule they follow; a role comes from what the parameter is, never from its name.
+`forward` is the whole computation from token ids to loss. The optimizer's options are per role of
+a parameter (model/roles.py), which the module that owns it declares.
 
 Shapes: B batch, T time, D width, V vocabulary.
 """
@@ -15,16 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
-from speedrun.model.attention import AttentionPlan
 from speedrun.model.block import Block
 from speedrun.model.cache import Cache
-from speedrun.model.embeddings import Bigrams, Table, ValueEmbeddings, tokens_before
-from speedrun.model.fused import cross_entropy, rms_norm, softcap
+from speedrun.model.embeddings import Bigrams, Table, ValueEmbeddings, previous_tokens
+from speedrun.model.fused import rms_norm, softcap
 from speedrun.model.linear import Linear, Norm
+from speedrun.model.loss import Loss
+from speedrun.model.plan import AttentionPlan
+from speedrun.model.roles import roles_of
 from speedrun.model.rotary import Rotary
-
-MATRICES = ("hidden", "qkv", "head")  # roles that are matrix multiplications
 
 
 class GPT(nn.Module):
@@ -33,7 +33,7 @@ class GPT(nn.Module):
         self.config, self.vocab_size, self.length = config, vocab_size, length
         padded = -(-vocab_size // config.vocab_multiple) * config.vocab_multiple
         rows = padded if config.pad_embeddings or config.tied_head else vocab_size
-        table_role = "head" if config.tied_head else "embedding"
+        table_role: Role = "head" if config.tied_head else "embedding"
         self.embedding = Table(rows, config.width, role=table_role, as_head=config.tied_head)
         self.bigrams = Bigrams(config.bigram_rows, config.width) if config.bigram_rows else None
         learned = config.positions == "learned"
@@ -42,6 +42,7 @@ class GPT(nn.Module):
         self.rotary = None if learned else Rotary(config.size_of_head, length, half)
         self.value_embeddings = ValueEmbeddings(config, rows)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.parameter_roles: dict[str, Role] = {"skips": "scalar"}
         self.skips = nn.Parameter(torch.ones(config.layers // 2)) if config.unet_skips else None
         self.norm = Norm(config)
         self.head = None
@@ -49,6 +50,7 @@ class GPT(nn.Module):
             self.head = Linear(
                 config.width, padded, bias=False, zero=config.zero_init_head, role="head"
             )
+        self.loss = Loss(config)
         if config.init == "gpt2":
             init_as_gpt2(self)
 
@@ -59,32 +61,35 @@ class GPT(nn.Module):
         targets_BT: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Mean loss in nats per token, or the logits when there are no targets."""
+        """The loss of training or of validation (`self.training`); without targets the logits."""
         x = self.embedding(ids_BT)
         if self.positions is not None:
             start = 0 if cache is None else cache.length
             x = x + self.positions.weight[start : start + ids_BT.size(1)]
         if self.bigrams is not None:
-            x = x + self.bigrams(ids_BT, tokens_before(ids_BT, plan.opens, cache))
+            x = x + self.bigrams(ids_BT, previous_tokens(ids_BT, plan.starts, cache))
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)
-        x0, others = x, self.value_embeddings(ids_BT)
+        x0, value_inputs = x, self.value_embeddings(ids_BT)
         layers = [None] * len(self.blocks) if cache is None else cache.layers
         encoded: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             if self.skips is not None and layer >= len(self.skips):
                 x = x + self.skips[layer - len(self.skips)] * encoded.pop()
-            x, values = block(x, x0, others[layer], self.rotary, plan, layers[layer])
+            x, values = block(
+                x, x0, value_inputs[layer], self.rotary, plan.for_layer(layer), layers[layer]
+            )
             if self.skips is not None and layer < len(self.skips):
                 encoded.append(x)
             if self.config.value_residual and layer == 0:
-                others = [values] * len(self.blocks)
+                value_inputs = [values] * len(self.blocks)
         if cache is not None:
-            cache.take(ids_BT)
+            cache.advance(ids_BT)
         x = self.norm(x)
         if targets_BT is None:
             return self.logits(x)
-        return cross_entropy(self.scores(x), targets_BT, self.config.softcap)
+        loss: Tensor = self.loss(self.scores(x), targets_BT)
+        return loss
 
     def scores(self, x_BTD: Tensor) -> Tensor:
         """The logits before the softcap."""
@@ -95,26 +100,24 @@ class GPT(nn.Module):
         return softcap(self.scores(x_BTD), self.config.softcap)
 
     def set_precision(self, dtype: torch.dtype) -> Self:
-        """Tables, and so all activations, in `dtype`; matrices and scalars keep fp32 masters."""
+        """Embedding tables, and so the activations, in `dtype`; other weights stay fp32."""
         for module in self.modules():
             if isinstance(module, Table):
                 module.to(dtype)
         return self
 
-    def roles(self) -> dict[str, str]:
-        """The role of each parameter by name."""
-        return {
-            f"{prefix}.{name}".lstrip("."): getattr(module, "role", "scalar")
-            if parameter.ndim > 1
-            else "scalar"
-            for prefix, module in self.named_modules()
-            for name, parameter in module.named_parameters(recurse=False)
-        }
+    def roles(self) -> dict[str, Role]:
+        return roles_of(self)
+
+    def named_roles(self) -> list[tuple[str, nn.Parameter, Role]]:
+        """Every parameter as the optimizer takes it: name, tensor, role."""
+        roles = self.roles()
+        return [(name, parameter, roles[name]) for name, parameter in self.named_parameters()]
 
 
 @torch.no_grad()
 def init_as_gpt2(model: GPT) -> None:
-    """Normal with 0.02, less by sqrt(2 layers) where a branch joins the stream; zeros stay zero."""
+    """Normal with std 0.02, and 0.02 / sqrt(2 layers) for branch outputs; zeros stay zero."""
     for module in model.modules():
         if isinstance(module, (Linear, Table)) and not module.zero:
             module.weight.normal_(std=0.02)

@@ -1,7 +1,7 @@
-"""The two parameter-light pieces every block is made of: a linear layer and a norm.
+"""The linear layer and the norm that every block is made of.
 
-Weights keep their own dtype (fp32 masters) and are cast to the activations' at use, explicitly:
-there is no autocast anywhere. Initial values are PyTorch's default for linear layers, uniform in
+Weights keep their own dtype (fp32 master weights) and are cast to that of the activations where
+they are used: no autocast. Initial values are PyTorch's default for linear layers, uniform in
 +-1/sqrt(fan_in), or zero.
 """
 
@@ -11,18 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
 from speedrun.model.fused import rms_norm
 
 
 class Linear(nn.Module):
-    """y = x W^T (+ b). `role` tells the optimizer what the weight is."""
+    """y = x W^T (+ b). `role` is the weight's (model/roles.py)."""
 
     def __init__(
-        self, fan_in: int, fan_out: int, *, bias: bool, zero: bool = False, role: str = "hidden"
+        self, fan_in: int, fan_out: int, *, bias: bool, zero: bool = False, role: Role = "hidden"
     ) -> None:
         super().__init__()
-        self.role, self.zero = role, zero
+        self.parameter_roles: dict[str, Role] = {"weight": role, "bias": "scalar"}
+        self.zero = zero
         bound = 0.0 if zero else fan_in**-0.5
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(fan_out)) if bias else None
@@ -38,6 +40,7 @@ class Norm(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.eps = config.norm_eps
+        self.parameter_roles: dict[str, Role] = {"gain": "scalar", "bias": "scalar"}
         layer = config.norm == "layer"
         self.gain = nn.Parameter(torch.ones(config.width)) if layer else None
         self.bias = nn.Parameter(torch.zeros(config.width)) if layer and config.bias else None

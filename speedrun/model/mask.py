@@ -1,10 +1,10 @@
 """Which keys a query may see, from documents and a window: ranges, block lists, a dense mask.
 
-A query sees itself and what precedes it in its own document, back to the edge of its window.
-That is one unbroken run of keys, `first .. query`, and `first` never moves back along a row.
-So one integer per token says everything (`first_key`), and the lists of full and partial
-128-token blocks that FlexAttention wants are arithmetic on it (`block_lists`): no T x T tensor,
-no sort. `dense_mask` states the same rules pair by pair, for tests and tiny inputs.
+A query sees itself and the earlier tokens of its own document, back to the edge of its window.
+These keys are one contiguous range, `first .. query`, and `first` never decreases along a row.
+So one integer per token describes the whole mask (`first_key`), and the lists of full and partial
+blocks that FlexAttention takes are arithmetic on it (`block_lists`): no T x T tensor, no sort.
+`dense_mask` states the same conditions pair by pair, for tests and short rows.
 
 Legend: B rows, T tokens, Q query blocks, KV key blocks.
 """
@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK = 128
+from speedrun.config.schema import BLOCK
 
-# What the window counts, w being its value:
-#   blocks           q // 128 - k // 128 < w
+# What a window w counts (the values of attention.window); query q sees key k only if
 #   tokens           q - k < w
-#   tokens_in_blocks q - k < w  and  q // 128 - k // 128 < ceil(w / 128)
-WindowRule = Literal["blocks", "tokens", "tokens_in_blocks"]
+#   blocks           q // BLOCK - k // BLOCK < w
+#   tokens_in_blocks q - k < w  and  q // BLOCK - k // BLOCK < ceil(w / BLOCK)
+WindowUnit = Literal["none", "tokens", "tokens_in_blocks", "blocks"]
 
 
 class BlockLists(NamedTuple):
-    """Per query block, how many key blocks need a mask (partial) or none (full), and which.
+    """Per query block: which key blocks it sees in part (these need the mask) and in full.
 
-    Counts are (B, Q), indices (B, Q, KV); of an index row the first `count` entries count.
+    Counts are (B, Q), indices (B, Q, KV); of an index row only the first `count` entries are used.
     """
 
     partial_count: Tensor
@@ -36,38 +36,38 @@ class BlockLists(NamedTuple):
     full_index: Tensor
 
 
-def document_ids(tokens_BT: Tensor, end_of_text: int | None) -> Tensor:
-    """Number every token's document, counted anew in each row; end-of-text opens a document.
-
-    Without an end-of-text token a row is one document: plain causal attention.
-    """
-    if end_of_text is None:
-        return torch.zeros_like(tokens_BT, dtype=torch.int32)
-    return (tokens_BT == end_of_text).cumsum(1, dtype=torch.int32)
+def document_starts(documents_BT: Tensor) -> Tensor:
+    """Which tokens are the first of their row or document, as booleans."""
+    return pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0), value=True)
 
 
-def first_key(documents_BT: Tensor, window: Tensor | None, rule: WindowRule = "blocks") -> Tensor:
+def first_key(documents_BT: Tensor, window: Tensor | None, unit: WindowUnit = "blocks") -> Tensor:
     """The first key each query sees: the later of its document's start and its window's edge.
 
-    `window` is a 0-d integer tensor, so that a compiled caller sees new data and no new constant;
-    None leaves documents alone to limit the view.
+    `window` is a 0-d integer tensor, so that to compiled code a new value is data and no constant;
+    None: only documents limit what is seen.
     """
     t_T = torch.arange(documents_BT.shape[1], dtype=torch.int32, device=documents_BT.device)
-    opens_BT = pad(documents_BT[:, 1:] != documents_BT[:, :-1], (1, 0), value=True)
-    first_BT = torch.where(opens_BT, t_T, 0)
-    if window is not None and rule != "blocks":
+    first_BT = torch.where(document_starts(documents_BT), t_T, 0)
+    if window is not None and unit != "blocks":
         first_BT = torch.maximum(first_BT, t_T - window + 1)
-    if window is not None and rule != "tokens":
-        blocks = window if rule == "blocks" else (window + BLOCK - 1) // BLOCK
+    if window is not None and unit != "tokens":
+        blocks = _whole_blocks(window, unit)
         first_BT = torch.maximum(first_BT, (t_T // BLOCK - blocks + 1) * BLOCK)
     return first_BT.to(torch.int32).cummax(1).values
+
+
+def _whole_blocks(window: Tensor, unit: WindowUnit) -> Tensor:
+    assert unit != "none", "a window has a unit"
+    return window if unit == "blocks" else (window + BLOCK - 1) // BLOCK
 
 
 def block_lists(first_BT: Tensor) -> BlockLists:
     """Full and partial key blocks of every query block.
 
-    The first query of block Q sees furthest back, its last query least far: from `seen` on no
-    block is empty, from `full` on (up to Q, itself cut by the diagonal) none is cut.
+    `first` does not decrease, so within a query block the first query sees furthest back and the
+    last one least far. Key blocks from the first query's `seen` on are not empty; those from the
+    last query's `full` on are seen by all queries, up to the diagonal block, which is partial.
     """
     T = first_BT.shape[1]
     starts_Q = torch.arange(0, T, BLOCK, device=first_BT.device)
@@ -81,14 +81,13 @@ def block_lists(first_BT: Tensor) -> BlockLists:
     return BlockLists(cut_BQ[..., 0] + 1, partial_index, block_Q - full_BQ, full_index)
 
 
-def dense_mask(documents_BT: Tensor, window: Tensor | None, rule: WindowRule = "blocks") -> Tensor:
-    """(B, T, T) booleans, query by key: the rules as they are said, at their full cost."""
+def dense_mask(documents_BT: Tensor, window: Tensor | None, unit: WindowUnit = "blocks") -> Tensor:
+    """(B, T, T) booleans, query by key: the conditions written out for every pair."""
     t_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
     q, k = t_T[:, None], t_T
     allowed = (k <= q) & (documents_BT[:, :, None] == documents_BT[:, None, :])
-    if window is not None and rule != "blocks":
+    if window is not None and unit != "blocks":
         allowed = allowed & (q - k < window)
-    if window is not None and rule != "tokens":
-        blocks = window if rule == "blocks" else (window + BLOCK - 1) // BLOCK
-        allowed = allowed & (q // BLOCK - k // BLOCK < blocks)
+    if window is not None and unit != "tokens":
+        allowed = allowed & (q // BLOCK - k // BLOCK < _whole_blocks(window, unit))
     return allowed

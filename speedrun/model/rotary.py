@@ -1,9 +1,9 @@
-"""Rotary positions: coordinate i is paired with i + K/2 and turned by t * f_i.
+"""Rotary positions: the pair of coordinates (i, i + K/2) is rotated by t * f_i at position t.
 
-Full: f_i = 10000^(-2i/K) for all K/2 pairs. Half-truncated (records 17, 18): the first K/4 pairs
-take f_j = 1024^(-j/(K/4 - 1)) and the rest stand still, so half the coordinates carry content
-that no distance can blur. Angles are fp32 and so is the rotation, whatever the activations are:
-bf16 angles lose whole positions past 256.
+Full: f_i = 10000^(-2i/K) for all K/2 pairs. Half (records 17, 18): f_i = 1024^(-i/(K/4 - 1)) for
+the first K/4 pairs, and the others are not rotated, so half the coordinates compare content
+whatever the distance. Angles and rotation are fp32 whatever the activations are: in bf16,
+positions past 256 could not be told apart.
 
 Shapes: B batch, H heads, T time, K head dim.
 """
@@ -17,14 +17,17 @@ from speedrun.model.fused import rotate
 
 
 def frequencies(head_dim: int, half: bool) -> Tensor:
+    """f_i of every pair, (K/2,)."""
     if half:
-        turning = head_dim // 4
-        exponents = torch.linspace(0, 1, turning, dtype=torch.float32)
-        return torch.cat([1024.0**-exponents, torch.zeros(turning)])
+        pairs = head_dim // 4
+        exponents = torch.linspace(0, 1, pairs, dtype=torch.float32)
+        return torch.cat([1024.0**-exponents, torch.zeros(pairs)])
     return 10000.0 ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
 class Rotary(nn.Module):
+    """The cosines and sines of positions 0 to `length` - 1, and the rotation by them."""
+
     cos: Tensor
     sin: Tensor
 
@@ -35,6 +38,6 @@ class Rotary(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x_BHTK: Tensor, start: int = 0, norm_eps: float | None = None) -> Tensor:
-        """x from position `start` on, turned; with `norm_eps`, RMS-normed before (QK-norm)."""
+        """x rotated as positions `start` and on; with `norm_eps`, RMS-normed first (QK-norm)."""
         end = start + x_BHTK.size(-2)
         return rotate(x_BHTK, self.cos[start:end], self.sin[start:end], norm_eps)

@@ -1,32 +1,23 @@
-"""Optimizers and schedules. Needs torch only; nothing here knows the rest of the package."""
+"""Optimizers. They need torch, and of this package only what `config/` declares."""
 
-from speedrun.optim.adam import Adam
-from speedrun.optim.combined import (
-    AdamRule,
-    CombinedOptimizer,
-    MuonRule,
-    PlanRow,
-    Rule,
-    adam_everywhere,
-    read_rule,
-)
+from speedrun.config.optimizer import AdamOptions, MuonOptions
+from speedrun.optim.adam import Adam, adam_update
+from speedrun.optim.combined import CombinedOptimizer
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import NonFiniteGradientError, refuse_non_finite
-from speedrun.optim.muon import Muon
+from speedrun.optim.muon import Muon, muon_update
 from speedrun.optim.orthogonalize import orthogonalize
 
 __all__ = [
     "Adam",
-    "AdamRule",
+    "AdamOptions",
     "CombinedOptimizer",
     "Muon",
-    "MuonRule",
+    "MuonOptions",
     "NonFiniteGradientError",
     "OptimError",
-    "PlanRow",
-    "Rule",
-    "adam_everywhere",
+    "adam_update",
+    "muon_update",
     "orthogonalize",
-    "read_rule",
     "refuse_non_finite",
 ]

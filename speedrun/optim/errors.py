@@ -1,5 +1,7 @@
-"""The one exception of this package: a mistake of the caller, told in one sentence."""
+"""The exception of the optimizers: a mistake of the caller, told in one sentence."""
+
+from speedrun.errors import SpeedrunError
 
 
-class OptimError(ValueError):
+class OptimError(SpeedrunError, ValueError):
     """An argument, parameter, role or saved state that the optimizers cannot use."""

@@ -18,24 +18,21 @@ def refuse_non_finite(named: Iterable[tuple[str, Tensor]]) -> None:
 
     Ranks that hold the same averaged gradients come to the same verdict without talking.
     """
-    names, grads = [], []
-    for name, tensor in named:
-        if tensor.grad is None:
-            continue
-        if tensor.grad.is_sparse:
+    grads = [(name, tensor.grad) for name, tensor in named if tensor.grad is not None]
+    if not grads:
+        return
+    for name, grad in grads:
+        if grad.is_sparse:
             raise OptimError(
                 f"the gradient of {name} is sparse; build its module with sparse=False"
             )
-        names.append(name)
-        grads.append(tensor.grad)
-    if not grads:
-        return
     # A NaN or an infinity never leaves a finite sum. A sum may also overflow (entries near 1e38);
     # then the entries themselves decide, which on a CPU takes 50 times as long.
-    sums = torch.stack([grad.sum().to(grads[0].device, torch.float32) for grad in grads])
+    device = grads[0][1].device
+    sums = torch.stack([grad.sum().to(device, torch.float32) for _, grad in grads])
     if sums.isfinite().all():
         return
-    bad = [n for n, grad in zip(names, grads, strict=True) if not grad.isfinite().all()]
+    bad = [name for name, grad in grads if not grad.isfinite().all()]
     if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise NonFiniteGradientError(

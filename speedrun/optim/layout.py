@@ -8,20 +8,18 @@
     per head, q/k/v (H K, D)      split_rows=H
     per head, output (D, H K)     split_cols=H
 
-Equal splits give tiles that join the batch of any other tiles of their shape.
+A parameter becomes one or more blocks, and a block is a grid of matrices of one shape, its tiles.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from speedrun.optim.errors import OptimError
-
-SCALES = ("spectral", "longest", "rms", "none")
 
 
 def update_scale(rule: str, rows: int, cols: int) -> float:
@@ -32,72 +30,44 @@ def update_scale(rule: str, rows: int, cols: int) -> float:
     that, so that an entry moves about as far as under Adam, whose learning rates can then be used
     as they are. none: 1, as in record 3.
     """
-    match rule:
-        case "spectral":
-            return math.sqrt(max(1.0, rows / cols))
-        case "longest":
-            return math.sqrt(max(rows, cols))
-        case "rms":
-            return 0.2 * math.sqrt(max(rows, cols))
-        case "none":
-            return 1.0
-    raise OptimError(f"scale={rule!r} is unknown; use one of {', '.join(SCALES)}")
+    spectral, longest = math.sqrt(max(1.0, rows / cols)), math.sqrt(max(rows, cols))
+    return {"spectral": spectral, "longest": longest, "rms": 0.2 * longest, "none": 1.0}[rule]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One parameter as `batch` x `row_blocks` x `col_blocks` tiles of rows x cols.
+class Whole:
+    """The parameter as it is."""
 
-    Tall tiles are stored lying down, so that an MLP's input and output matrix share a batch.
-    Unequal splits cannot be tiles: then there is one tile per batch entry, with cuts inside it.
-    """
+    shape: tuple[int, ...]
+    grid: tuple[int, ...] = ()
 
-    batch: int
-    row_blocks: int
-    rows: int
-    col_blocks: int
-    cols: int
-    tall: bool
-    row_cuts: tuple[int, ...] = ()
-    col_cuts: tuple[int, ...] = ()
-
-    @property
-    def is_cut(self) -> bool:
-        return bool(self.row_cuts or self.col_cuts)
-
-    @property
-    def tile_shape(self) -> tuple[int, int]:
-        return self.rows, self.cols
-
-    @property
-    def stored_shape(self) -> tuple[int, int, int]:
-        """Tiles, rows and columns as they lie in the work buffers."""
-        rows, cols = (self.cols, self.rows) if self.tall else (self.rows, self.cols)
-        return self.batch * self.row_blocks * self.col_blocks, rows, cols
-
-    def tiles(self, tensor: Tensor) -> Tensor:
-        """A view of a contiguous tensor: (batch, row_blocks, col_blocks, rows, cols)."""
-        split = tensor.view(self.batch, self.row_blocks, self.rows, self.col_blocks, self.cols)
-        tiles = split.permute(0, 1, 3, 2, 4)
-        return tiles.mT if self.tall else tiles
-
-    def stored_tiles(self, buffer: Tensor) -> Tensor:
-        """A contiguous buffer of `stored_shape` in the shape that `tiles` returns."""
-        return buffer.view(self.batch, self.row_blocks, self.col_blocks, *buffer.shape[-2:])
-
-    def cut(self, stored: Tensor) -> list[Tensor]:
-        """The matrices to orthogonalise apart: (N, rows, cols) views of stored tiles."""
-        if not self.is_cut:
-            return [stored]
-        return [
-            block
-            for band in torch.split(stored, list(self.row_cuts) or self.rows, dim=1)
-            for block in torch.split(band, list(self.col_cuts) or self.cols, dim=2)
-        ]
+    def as_tiles(self, tensor: Tensor) -> Tensor:
+        return tensor
 
 
-def read_layout(shape: tuple[int, ...], options: Mapping[str, Any], name: str) -> Layout:
-    """The layout of a parameter of this shape under its group's options, or a refusal."""
+@dataclass(frozen=True)
+class Matrices:
+    """From (row, col) of every matrix of the batch, a grid (batch, down, across) of matrices."""
+
+    parameter: tuple[int, int, int]  # the whole parameter as batch, rows and columns
+    row: int
+    col: int
+    grid: tuple[int, int, int]
+    shape: tuple[int, int]
+
+    def as_tiles(self, tensor: Tensor) -> Tensor:
+        """This block of a contiguous tensor of the parameter's shape: a view (*grid, *shape)."""
+        (batch, down, across), (rows, cols) = self.grid, self.shape
+        below, right = self.row + down * rows, self.col + across * cols
+        region = tensor.view(self.parameter)[:, self.row : below, self.col : right]
+        return region.view(batch, down, rows, across, cols).transpose(2, 3)
+
+
+Block = Whole | Matrices  # what is updated as one: a grid of tiles, each of one shape
+
+
+def read_matrices(shape: tuple[int, ...], options: Mapping[str, Any], name: str) -> list[Matrices]:
+    """The blocks of a parameter of this shape under its group's options, or a refusal."""
     batch_dims, row_dims = options["batch_dims"], options["row_dims"]
     if len(shape) < 2:
         raise OptimError(
@@ -122,22 +92,24 @@ def read_layout(shape: tuple[int, ...], options: Mapping[str, Any], name: str) -
     cols = math.prod(shape[batch_dims + row_dims :])
     if batch * rows * cols == 0:
         raise OptimError(f"parameter {name} has shape {shape} and thus no entries; leave it out")
-    row_blocks, row_cuts = _read_split(options["split_rows"], rows, "rows", name)
-    col_blocks, col_cuts = _read_split(options["split_cols"], cols, "cols", name)
-    rows, cols = rows // row_blocks, cols // col_blocks
-    tall = rows > cols and not (row_cuts or col_cuts)
-    return Layout(batch, row_blocks, rows, col_blocks, cols, tall, row_cuts, col_cuts)
+    return [
+        Matrices((batch, rows, cols), row, col, (batch, down, across), (height, width))
+        for row, down, height in _read_split(options["split_rows"], rows, "rows", name)
+        for col, across, width in _read_split(options["split_cols"], cols, "cols", name)
+    ]
 
 
-def _read_split(split: Any, length: int, axis: str, name: str) -> tuple[int, tuple[int, ...]]:
-    """A split as (equal blocks, unequal cuts); one of the two is trivial."""
-    if isinstance(split, int):
-        sizes = (length // split,) * split if split >= 1 else ()
-    else:
-        sizes = tuple(int(size) for size in split)
+def _read_split(split: Any, length: int, axis: str, name: str) -> list[tuple[int, int, int]]:
+    """A split as runs of equal sizes: (start, how many, size)."""
+    sizes = (length // max(split, 1),) * split if isinstance(split, int) else split
     if not sizes or min(sizes) < 1 or sum(sizes) != length:
         raise OptimError(
             f"parameter {name} has {length} {axis}, which split_{axis}={split} does not divide; "
             f"give a number of equal blocks or sizes that add up to {length}"
         )
-    return (len(sizes), ()) if len(set(sizes)) == 1 else (1, sizes)
+    runs, start = [], 0
+    for size, equal in groupby(sizes):
+        count = len(list(equal))
+        runs.append((start, count, size))
+        start += count * size
+    return runs

@@ -3,318 +3,191 @@
     M <- lerp(M, g, 1 - mu);  u = lerp(g, M, mu);  W <- (1 - lr wd) W - lr scale orthogonalize(u)
 
 One class for one process or many. With a process group every rank owns a share of the matrices: it
-alone keeps their momenta and computes their updates, which travel by asynchronous all_gather while
-the next ones are computed (walk.py). All ranks, the owner included, apply what arrived, so weights
-that start equal stay equal bit for bit. Gradients must already be averaged, as DDP does.
+alone keeps their state and computes their updates, which travel by asynchronous all_gather while
+the next ones are computed (buckets.py). All ranks, the owner included, apply what arrived, so
+weights that start equal stay equal bit for bit. Gradients must already be averaged, as DDP does.
+
+Shapes: N matrices of R outputs and C inputs.
 """
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from speedrun.optim.base import UncompiledOptimizer
+from speedrun.config.fields import Positive
+from speedrun.config.optimizer import MuonOptions, NamedCoefficients
+from speedrun.optim.base import ParamBlock, Shape, SlotOptimizer
+from speedrun.optim.buckets import Bucket, MatrixBatch, all_gather, make_batches, make_buckets
 from speedrun.optim.errors import OptimError
-from speedrun.optim.finite import refuse_non_finite
-from speedrun.optim.layout import read_layout, update_scale
-from speedrun.optim.orthogonalize import Coefficients, iteration, orthogonalize
-from speedrun.optim.state import (
-    NamedState,
-    check_state,
-    gather_momenta,
-    merge_options,
-    parameter_names,
-    unpack,
-)
-from speedrun.optim.walk import Item, Shelf, Stop, all_gather, plan_stops, shelve
+from speedrun.optim.layout import Block, read_matrices, update_scale
+from speedrun.optim.options import documented
+from speedrun.optim.orthogonalize import Triple, orthogonalize
 
-# Options that say how a parameter is read; they belong to the model and cannot change on loading.
-READING = ("batch_dims", "row_dims", "split_rows", "split_cols")
+Split = int | Annotated[tuple[int, ...], Field(strict=False)]
+Triples = Annotated[tuple[Annotated[Triple, Field(strict=False)], ...], Field(strict=False)]
 
 
-class Muon(UncompiledOptimizer):
+class MuonArguments(MuonOptions):
+    """A recipe's options, and those that only a caller in Python can set."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    coefficients: NamedCoefficients | Triples = Field(  # type: ignore[assignment]  # wider
+        MuonOptions.model_fields["coefficients"].default,
+        description="'classic', 'polar_express' or your own (a, b, c) per iteration",
+    )
+    eps: Positive = Field(1e-7, description="added to the norm, which may be zero")
+    dtype: torch.dtype | None = Field(
+        None, description="of the orthogonalisation and of the wire; None: bf16 where native"
+    )
+    batch_dims: int | None = Field(None, description="leading dimensions that count matrices")
+    row_dims: int | None = Field(None, description="dimensions that form the rows")
+    split_rows: Split = Field(1, description="blocks of rows orthogonalised apart, or their sizes")
+    split_cols: Split = Field(1, description="the same for columns")
+
+    @field_validator("dtype")
+    @classmethod
+    def _check_dtype(cls, value: torch.dtype | None) -> torch.dtype | None:
+        if value is not None and not value.is_floating_point:
+            raise PydanticCustomError("dtype", "it must be a floating-point type")
+        return value
+
+
+def muon_update(
+    grad_NRC: Tensor,
+    state: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+    *,
+    out: Tensor | None = None,
+    scratch: Tensor | None = None,
+) -> Tensor:
+    """The updates of N matrices, to be taken off the weights times lr and the scale of the shape.
+
+    Changes the state (N, *slot shape) and uses the memory of the gradients.
+    """
+    mu = options["momentum"]
+    momentum_NRC = state["momentum"].lerp_(grad_NRC, 1 - mu)
+    return orthogonalize(
+        grad_NRC.lerp_(momentum_NRC, mu) if options["nesterov"] else momentum_NRC,
+        iterations=options["iterations"],
+        coefficients=options["coefficients"],
+        eps=options["eps"],
+        dtype=options["dtype"],
+        out=out,
+        scratch=scratch,
+    )
+
+
+@documented
+class Muon(SlotOptimizer):
     """Muon for parameters of 2 or more dimensions: tensors, (name, tensor) pairs or param groups.
 
-    Every argument below except `process_group` and `check_finite` can be set per param group.
-
-    lr              step size; see docs/muon.md for how it maps to Adam's and torch.optim.Muon's
-    momentum        mu; set it per step with `set_momentum`
-    nesterov        look one step ahead
-    weight_decay    decoupled, times lr
-    scale           'spectral', 'longest', 'rms' or 'none': factor by shape (layout.py)
-    coefficients    'classic', 'polar_express' or a list of (a, b, c)
-    steps           iterations of the polynomial
-    eps             guard of the normalisation
-    dtype           of the orthogonalisation and of the wire; None: bf16 where native, else fp32
-    batch_dims, row_dims, split_rows, split_cols   how a parameter is read as matrices (layout.py)
-    process_group   None: the default group if torch.distributed is initialised, else one process
-    check_finite    refuse a NaN or infinite gradient before anything is changed; without it the
-                    caller must check, or it will enter the momentum
+    Every option can be set per param group. `process_group` is by default the default group if
+    torch.distributed is initialised, else this process alone. `check_finite` refuses a NaN or
+    infinite gradient before anything is changed; without it the caller must check, or it will
+    enter the momentum. docs/muon.md says how learning rates map to Adam's.
     """
 
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 0.02,
-        *,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
-        scale: str = "spectral",
-        coefficients: Coefficients = "classic",
-        steps: int = 5,
-        eps: float = 1e-7,
-        dtype: torch.dtype | None = None,
-        batch_dims: int | None = None,
-        row_dims: int | None = None,
-        split_rows: int | tuple[int, ...] = 1,
-        split_cols: int | tuple[int, ...] = 1,
-        process_group: dist.ProcessGroup | None = None,
-        check_finite: bool = True,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "scale": scale,
-            "coefficients": coefficients,
-            "steps": steps,
-            "eps": eps,
-            "dtype": dtype,
-            "batch_dims": batch_dims,
-            "row_dims": row_dims,
-            "split_rows": split_rows,
-            "split_cols": split_cols,
-        }
-        self.check_finite = check_finite
-        self._built = False
-        self._join(process_group)
-        super().__init__(params, defaults)
-        self._build()
+    options = MuonArguments
+    fixed = ("batch_dims", "row_dims", "split_rows", "split_cols")
+    kept = ("dtype",)
 
-    def _join(self, process_group: dist.ProcessGroup | None) -> None:
-        self._process_group = process_group
-        self.world, self.rank = 1, 0
-        if dist.is_available() and dist.is_initialized():
-            self.world = dist.get_world_size(process_group)
-            self.rank = dist.get_rank(process_group)
-            if self.rank < 0:
-                raise OptimError("this process is not in the process_group given to Muon")
+    def __init__(self, params: ParamsT, lr: float | None = None, **options: Any) -> None:
+        self._batches: list[MatrixBatch] = []
+        super().__init__(params, lr, **options)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        if not self._built:
-            return
-        try:
-            self._build()
-        except OptimError:
-            self.param_groups.pop()
-            raise
+    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:  # noqa: ARG002
+        return {"momentum": shape}
 
-    def _build(self) -> None:
-        """Read every parameter, share them out, and create the momenta and buffers."""
-        for group in self.param_groups:
-            _check_options(group)
-        items = [
-            Item(param, name, read_layout(tuple(param.shape), group, name), group)
-            for group, param, name in self._named()
-        ]
-        for item in items:
-            _refuse_unusable(item)
-        self._watched = [(item.name, item.param) for item in items]
-        self._shelves: list[Shelf] = shelve(items, self.world)
-        for item in self._items():
-            if item.owner == self.rank and "momentum" not in self.state[item.param]:
-                momentum = torch.zeros(item.param.shape, device=item.param.device)
-                self.state[item.param]["momentum"] = momentum
-        self._stops: list[Stop] = plan_stops(self._shelves, self.world, self.rank)
-        self._built = True
-
-    def _named(self) -> Iterator[tuple[dict[str, Any], Tensor, str]]:
-        for group, names in zip(self.param_groups, parameter_names(self), strict=True):
-            for param, name in zip(group["params"], names, strict=True):
-                yield group, param, name
-
-    def _items(self) -> Iterator[Item]:
-        for shelf in self._shelves:
-            yield from shelf
-
-    def owner_of(self, param: Tensor) -> int:
-        """The rank that keeps the momentum of `param` and computes its updates."""
-        return next(item.owner for item in self._items() if item.param is param)
-
-    def set_momentum(self, value: float) -> None:
-        """Set mu of every group, for instance to schedules.momentum(step)."""
-        for group in self.param_groups:
-            group["momentum"] = value
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self.check_finite:
-            refuse_non_finite(self._watched)
-        on_the_wire: tuple[Stop, dist.Work] | None = None
-        for stop in self._stops:
-            self._compute(stop)
-            if self.world == 1:
-                _apply(stop)
-                continue
-            if on_the_wire is not None:
-                _arrive(*on_the_wire)
-            work = all_gather(stop.received, stop.outgoing, self._process_group)
-            on_the_wire = stop, work
-        if on_the_wire is not None:
-            _arrive(*on_the_wire)
-        return loss
-
-    def _compute(self, stop: Stop) -> None:
-        """Fold the gradients into this rank's momenta and orthogonalise the result in one batch."""
-        group = stop.group
-        mu = group["momentum"]
-        mine = stop.items_of[self.rank]
-        for item, slot in zip(mine, stop.slots, strict=True):
-            if item.param.grad is None:
-                continue
-            momentum = self.state[item.param]["momentum"]
-            grad = item.param.grad.to(momentum.dtype).contiguous()
-            momentum.lerp_(grad, 1 - mu)
-            if group["nesterov"]:
-                tiles = item.layout.tiles
-                torch.lerp(tiles(grad), tiles(momentum), mu, out=slot)
-            else:
-                slot.copy_(item.layout.tiles(momentum))
-        if not mine:
-            return
-        layout = mine[0].layout
-        for staged, sent in zip(layout.cut(stop.staged), layout.cut(stop.sent), strict=True):
-            orthogonalize(
-                staged,
-                steps=group["steps"],
-                coefficients=group["coefficients"],
-                eps=group["eps"],
-                dtype=sent.dtype,
-                out=sent,
-                scratch=stop.scratch,
+    def read_blocks(self, param: Tensor, name: str, options: Mapping[str, Any]) -> Sequence[Block]:
+        blocks = read_matrices(tuple(param.shape), options, name)
+        if hasattr(param, "placements"):
+            raise OptimError(
+                f"parameter {name} is sharded (DTensor), but Muon needs whole matrices on every "
+                f"rank; use DistributedDataParallel instead of FSDP or tensor parallelism"
             )
-            if layout.is_cut:
-                sent.mul_(update_scale(group["scale"], *sent.shape[-2:]))
+        if not param.is_floating_point():
+            raise OptimError(
+                f"parameter {name} is {param.dtype}, but Muon needs real floating point"
+            )
+        if not param.is_contiguous():
+            raise OptimError(
+                f"parameter {name} is not contiguous; store it as .contiguous() before training"
+            )
+        return blocks
 
-    def state_dict(self) -> dict[str, Any]:
-        """The whole state, whatever the number of ranks; with several, all of them must call this.
+    def allocate(self, blocks: list[ParamBlock]) -> None:
+        self._batches += make_batches(blocks, len(self.blocks), self.world, self.rank)
+        self.__dict__.pop("buckets", None)
 
-        It has the form of any torch optimizer's: one full `momentum` per parameter, in order, with
-        `param_names` if names were given. It loads on any number of ranks.
-        """
-        own, self.state = self.state, self.gathered_state()
-        try:
-            return super().state_dict()
-        finally:
-            self.state = own
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        """Made by `prepare` or at the first step, and again after param groups were added."""
+        return make_buckets(self._batches, self.world, self.rank)
 
-    def gathered_state(self, device: str | None = None) -> defaultdict[Tensor, dict[str, Tensor]]:
-        """Every parameter's momentum on every rank, and all must call this; on one, no copies."""
-        return gather_momenta(
-            self._shelves, self.state, self.world, self.rank, self._process_group, device
-        )
+    def prepare(self) -> None:
+        """Make the buckets."""
+        _ = self.buckets
 
-    def expected_state(self) -> dict[str, dict[str, torch.Size]]:
-        """The shape of every slot, by parameter name."""
-        return {item.name: {"momentum": item.param.shape} for item in self._items()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a `state_dict` saved on any number of ranks; each rank keeps the momenta it owns.
-
-        Nothing is changed unless all of it fits. `dtype` stays as it is here: it is the device's.
-        """
-        saved = unpack(self, state_dict)
-        check_state(saved, self.expected_state())
-        saved_groups = state_dict["param_groups"]
-        options = merge_options(saved_groups, self.param_groups, fixed=READING, kept=("dtype",))
-        for chosen in options:
-            _check_options({**self.defaults, **chosen})
-        for group, chosen in zip(self.param_groups, options, strict=True):
-            group.update(chosen)
-        self.load_named(saved)
-
-    @torch.no_grad()
-    def load_named(self, saved: NamedState) -> None:
-        """Copy checked state into the momenta this rank owns."""
-        for item in self._items():
-            if item.owner == self.rank:
-                self.state[item.param]["momentum"].copy_(saved[item.name]["momentum"])
+    def update(self) -> None:
+        """Compute, gather and apply, bucket by bucket; a gather runs while the next is computed."""
+        gathering: tuple[Bucket, dist.Work] | None = None
+        for bucket in self.buckets:
+            _compute(bucket, self.rank)
+            if self.world == 1:
+                _apply(bucket)
+                continue
+            if gathering is not None:
+                _apply(*gathering)
+            gathering = bucket, all_gather(bucket.received, bucket.sent, self._process_group)
+        if gathering is not None:
+            _apply(*gathering)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "check_finite": self.check_finite}
+        return {**super().__getstate__(), "_batches": self._batches}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy makes its own plan and buffers, in the default process group."""
         super().__setstate__(state)
-        self._join(None)
-        self._build()
+        for batch in self._batches:  # a pickle keeps no memory that two tensors shared
+            batch.share_state(self.rank)
 
 
-def _arrive(stop: Stop, work: dist.Work) -> None:
-    work.wait()
-    _apply(stop)
+def _compute(bucket: Bucket, rank: int) -> None:
+    """Update the state of this rank's matrices and work out their updates in one batch."""
+    mine = bucket.blocks_of[rank]
+    if not mine:
+        return
+    # A matrix without a gradient is part of the batch, but its state is put back afterwards.
+    before: list[tuple[Tensor, Tensor]] = []
+    for block, place in zip(mine, bucket.grads, strict=True):
+        if block.param.grad is None:
+            before += [(slot, slot.clone()) for slot in block.state.values()]
+            place.zero_()
+        else:
+            place.copy_(block.block.as_tiles(block.param.grad.contiguous()))
+    options = {**bucket.group, "dtype": bucket.update.dtype}
+    muon_update(bucket.grad, bucket.state, options, out=bucket.update, scratch=bucket.scratch)
+    for slot, kept in before:
+        slot.copy_(kept)
 
 
-def _apply(stop: Stop) -> None:
-    """Take the updates of a stop off the weights; on every rank alike."""
-    lr, decay = stop.group["lr"], stop.group["weight_decay"]
-    for items, arrivals in zip(stop.items_of, stop.arrivals, strict=True):
-        for item, update in zip(items, arrivals, strict=True):
-            if item.param.grad is None:
+def _apply(bucket: Bucket, work: dist.Work | None = None) -> None:
+    """Take the updates of a bucket, once gathered, off the weights; on every rank alike."""
+    if work is not None:
+        work.wait()
+    lr, decay = bucket.group["lr"], bucket.group["weight_decay"]
+    for blocks, updates in zip(bucket.blocks_of, bucket.updates, strict=True):
+        for block, update in zip(blocks, updates, strict=True):
+            if block.param.grad is None:
                 continue
+            weight = block.block.as_tiles(block.param)
             if decay:
-                item.param.mul_(1 - lr * decay)
-            layout = item.layout
-            scale = 1.0 if layout.is_cut else update_scale(stop.group["scale"], *layout.tile_shape)
-            layout.tiles(item.param).add_(update, alpha=-lr * scale)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for key, low, high in (
-        ("lr", 0.0, math.inf),
-        ("weight_decay", 0.0, math.inf),
-        ("momentum", 0.0, 1.0),
-        ("eps", 0.0, math.inf),
-    ):
-        if not low <= options[key] <= high:
-            raise OptimError(f"{key} is {options[key]}, but must lie between {low} and {high}")
-    if not options["eps"]:
-        raise OptimError("eps is 0, but a zero gradient must be divided by something; use 1e-7")
-    iteration(options["coefficients"], options["steps"])
-    update_scale(options["scale"], 1, 1)
-    dtype = options["dtype"]
-    if dtype is not None and not dtype.is_floating_point:
-        raise OptimError(f"dtype is {dtype}, but the orthogonalisation needs a floating-point one")
-
-
-def _refuse_unusable(item: Item) -> None:
-    param, name = item.param, item.name
-    if hasattr(param, "placements"):
-        raise OptimError(
-            f"parameter {name} is sharded (DTensor), but Muon needs whole matrices on every rank; "
-            f"use DistributedDataParallel instead of FSDP or tensor parallelism"
-        )
-    if not param.is_floating_point():
-        raise OptimError(f"parameter {name} is {param.dtype}, but Muon needs real floating point")
-    if not param.is_contiguous():
-        raise OptimError(
-            f"parameter {name} is not contiguous; store it as .contiguous() before training"
-        )
+                weight.mul_(1 - lr * decay)
+            weight.add_(update, alpha=-lr * update_scale(bucket.group["scale"], *update.shape[-2:]))

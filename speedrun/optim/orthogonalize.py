@@ -2,7 +2,7 @@
 
 G = U S V^T goes to about U V^T with matrix products alone, so it runs at the speed of matmul.
 The result is not exactly orthogonal and need not be: with the classic coefficients every singular
-value above 1% of the Frobenius norm lands in [0.68, 1.13] after 5 steps.
+value above 1% of the Frobenius norm lands in [0.68, 1.13] after 5 iterations.
 
 Two evaluations of the same polynomial. The plain one updates X itself. For fp32 matrices at least
 twice as long as wide, the Gram one works on the small square X X^T and touches X only at both ends:
@@ -13,15 +13,17 @@ Shapes: N matrices of m rows and n columns, m <= n after the tall ones are trans
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from speedrun.config.optimizer import POLAR_EXPRESS_LENGTH, NamedCoefficients, iterations_problem
 from speedrun.optim.errors import OptimError
 
 Triple = tuple[float, float, float]
 Coefficients = str | Sequence[Triple]
+NAMES = get_args(NamedCoefficients)
 
 CLASSIC: Triple = (3.4445, -4.7750, 2.0315)
 # Made as a set of five: each step is the best polynomial for what the one before leaves over.
@@ -32,6 +34,7 @@ POLAR_EXPRESS: tuple[Triple, ...] = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
+assert len(POLAR_EXPRESS) == POLAR_EXPRESS_LENGTH
 
 
 class Iteration(NamedTuple):
@@ -46,22 +49,16 @@ class Iteration(NamedTuple):
         return math.prod(abs(a) for a, _, _ in self.triples) / self.margin
 
 
-def iteration(coefficients: Coefficients = "classic", steps: int = 5) -> Iteration:
-    """The iteration of that name, or of the caller's own triples (then one per step)."""
-    if isinstance(coefficients, str):
-        if coefficients == "classic" and 1 <= steps <= 100:
-            return Iteration((CLASSIC,) * steps, margin=1.0)
-        if coefficients == "polar_express" and steps == len(POLAR_EXPRESS):
-            return Iteration(POLAR_EXPRESS, margin=1.02)
-        raise OptimError(
-            f"coefficients={coefficients!r} with steps={steps} is unknown; use 'classic' with 1 to "
-            f"100 steps, 'polar_express' with its 5 steps, or a list of (a, b, c), one per step"
-        )
-    triples = tuple((float(a), float(b), float(c)) for a, b, c in coefficients)
-    if not triples or len(triples) != steps:
-        raise OptimError(
-            f"{len(triples)} coefficient triples were given for steps={steps}; give one per step"
-        )
+def iteration(coefficients: Coefficients = "classic", iterations: int = 5) -> Iteration:
+    """The iteration of that name, or of the caller's own triples (then one per iteration)."""
+    if isinstance(coefficients, str) and coefficients not in NAMES:
+        raise OptimError(f"coefficients={coefficients!r} is unknown; use {' or '.join(NAMES)}")
+    problem = iterations_problem(coefficients, iterations)
+    if problem:
+        raise OptimError(f"iterations is {iterations}, but {problem}")
+    if coefficients == "polar_express":
+        return Iteration(POLAR_EXPRESS, margin=1.02)
+    triples = (CLASSIC,) * iterations if isinstance(coefficients, str) else tuple(coefficients)
     return Iteration(triples, margin=1.0)
 
 
@@ -84,7 +81,7 @@ def scratch_numel(count: int, rows: int, cols: int) -> int:
 def orthogonalize(
     G: Tensor,
     *,
-    steps: int = 5,
+    iterations: int = 5,
     coefficients: Coefficients = "classic",
     eps: float = 1e-7,
     dtype: torch.dtype | None = None,
@@ -105,7 +102,7 @@ def orthogonalize(
         raise OptimError(
             f"orthogonalize needs a matrix (2 or more dimensions), not {tuple(G.shape)}"
         )
-    chosen = iteration(coefficients, steps)
+    chosen = iteration(coefficients, iterations)
     dtype = dtype or native_dtype(G.device)
     if out is None:
         out = torch.empty(G.shape, dtype=dtype, device=G.device)
@@ -133,12 +130,12 @@ def orthogonalize(
     return out
 
 
-def matmul_flops(rows: int, cols: int, *, gram: bool, steps: int = 5) -> int:
+def matmul_flops(rows: int, cols: int, *, gram: bool, iterations: int = 5) -> int:
     """Floating-point operations of the products for one matrix."""
     m, n = min(rows, cols), max(rows, cols)
     if gram:
-        return 2 * m * m * (2 * n + (4 * steps - 3) * m)
-    return 2 * steps * m * m * (2 * n + m)
+        return 2 * m * m * (2 * n + (4 * iterations - 3) * m)
+    return 2 * iterations * m * m * (2 * n + m)
 
 
 def _gram_is_safe(chosen: Iteration, dtype: torch.dtype) -> bool:

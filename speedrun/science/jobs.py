@@ -1,15 +1,15 @@
-"""Sets of runs that a race or an ablation needs: done once, resumed when killed, never repeated.
+"""The runs that a race or an ablation needs: made once, resumed when killed, never repeated.
 
-A run is known by a hash of its config, the code and the dataset. Its folder carries that hash, so
-the same command finds finished runs and goes on with the one that was cut off. Runs are child
-processes, one after the other and interleaved by seed: noise of the machine hits all alike.
+The folder of a run carries a hash of its experiment, the machine's settings (seconds are compared
+too), the code and the dataset, so the same command finds what is finished and goes on with what was
+cut off. Runs are child processes, one after the other and interleaved by seed: what disturbs the
+machine disturbs all recipes alike.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,22 +18,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speedrun.config.resolve import difference, parse_override, resolve
+from speedrun.config.experiment import all_values, hash_of
+from speedrun.config.resolve import parse_override, resolve, toml_text
 from speedrun.config.schema import Config
-from speedrun.data.shards import Dataset
+from speedrun.data.dataset import Dataset
+from speedrun.data.find import find_dataset
 from speedrun.errors import ConfigError, RunError
+from speedrun.science.compare import Entry
 from speedrun.train.environment import code_hash
 from speedrun.train.run import RunFolder
+from speedrun.train.summary import Environment, Summary
 
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a recipe with overrides, and a seed; read when the race begins."""
+    """One run: a recipe with overrides on a track, and a seed. Its config is read beforehand."""
 
     label: str
     recipe: str
+    track: str
     overrides: tuple[str, ...]
     seed: int
     config: Config
@@ -44,7 +49,7 @@ def plan_jobs(
 ) -> list[Job]:
     """A run of every variant (by label: recipe and overrides) with every seed, seed by seed."""
     return [
-        Job(label, recipe, tuple(words), seed,
+        Job(label, recipe, track, tuple(words), seed,
             resolve(recipe, track, words, {"train.seed": seed}).config)
         for seed in range(seeds)
         for label, (recipe, words) in variants.items()
@@ -59,78 +64,81 @@ def refuse_own_keys(words: Sequence[str], keys: Sequence[str]) -> None:
             raise ConfigError(f"{word!r} cannot be used here: {key} is set by the command itself")
 
 
-def common_dataset(jobs: Sequence[Job]) -> Dataset:
-    """The dataset all of the jobs train on; losses on different ones cannot be compared."""
-    from speedrun.train.setup import find_dataset
+def this_command() -> str:
+    return shlex.join(["speedrun", *sys.argv[1:]])
 
-    first, found = jobs[0], Dataset.open(find_dataset(jobs[0].config))
-    for job in jobs[1:]:
-        if job.config.data == first.config.data:
-            continue
-        other = Dataset.open(find_dataset(job.config))
-        if other.fingerprint != found.fingerprint:
+
+def common_dataset(jobs: Sequence[Job]) -> str:
+    """Fingerprint of the dataset all jobs train on; losses on different ones do not compare."""
+    first = jobs[0]
+    found = {job.config.data: job for job in reversed(jobs)}
+    prints = {
+        data: Dataset.open(find_dataset(job.config)).fingerprint for data, job in found.items()
+    }
+    for data, job in found.items():
+        if prints[data] != prints[first.config.data]:
             raise ConfigError(
                 f"{first.label} and {job.label} are trained on different datasets, so their losses "
                 "cannot be compared; give both the same data"
             )
-    return found
+    return prints[first.config.data]
 
 
-@dataclass(frozen=True)
-class Done:
-    job: Job
-    folder: Path
-    summary: dict[str, Any]
+class RunSet:
+    """The runs of one race or ablation under `root`, all on one dataset and by one code."""
 
-
-class Workshop:
-    """Where the runs of one race or ablation live."""
-
-    def __init__(self, root: Path, track: str, dataset_fingerprint: str) -> None:
-        self.root, self.track = root, track
+    def __init__(self, root: Path, dataset_fingerprint: str) -> None:
+        self.root = root
         self._fingerprint, self._code = dataset_fingerprint, code_hash()
 
-    def folder(self, job: Job) -> Path:
-        facts = job.config.model_dump_json() + self._fingerprint + self._code
-        key = hashlib.sha256(facts.encode()).hexdigest()[:12]
+    def folder(self, job: Job) -> RunFolder:
+        key = hash_of([_identity(job.config), self._fingerprint, self._code])[:12]
         name = re.sub(r"[^A-Za-z0-9.=-]+", "_", job.label)[:60].strip("_")
-        return self.root / "runs" / f"{name}-s{job.seed}-{key}"
+        return RunFolder(self.root / "runs" / f"{name}-s{job.seed}-{key}")
 
-    def finished(self, job: Job) -> Done | None:
-        try:
-            summary = json.loads((self.folder(job) / "summary.json").read_text())
-        except (OSError, ValueError):
-            return None
-        return None if summary["stopped_early"] else Done(job, self.folder(job), summary)
+    def finished(self, job: Job) -> Summary | None:
+        summary = self.folder(job).readable_summary()
+        return None if summary is None or summary.stopped_early else summary
 
-    def run(self, job: Job) -> Done:
-        """The finished run, done now or found done."""
-        found = self.finished(job)
-        if found is not None:
-            return found
-        folder = self.folder(job)
-        words = ["train"]
-        if RunFolder(folder).config.exists():
-            words += ["--resume"]  # from its newest checkpoint or, without one, from the start
+    def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Entry]:
+        entries = []
+        for number, job in enumerate(jobs, 1):
+            where = f"[{number}/{len(jobs)}] {job.label}, seed {job.seed}"
+            if summary := self.finished(job):
+                say(f"{where}: found finished")
+            else:
+                say(f"{where}: running")
+                summary = self._run(job)
+                say(f"{where}: {_result_text(summary)}")
+            entries.append(self._entry(job, summary))
+        return entries
+
+    def _run(self, job: Job) -> Summary:
+        run = self.folder(job)
+        if run.config.exists():  # from its newest checkpoint or, without one, from the start
+            words = ["train", f"data.dir={toml_text(job.config.data.dir)}", "--resume"]
         else:
-            words += [job.recipe, *job.overrides, "--track", self.track, "--seed", str(job.seed)]
-        words += ["--run", str(folder), "--checkpoint-every", CHECKPOINT_EVERY, "--keep", "1",
+            words = ["train", job.recipe, *job.overrides, "--track", job.track,
+                     "--seed", str(job.seed)]  # fmt: skip
+        words += ["--run", str(run.path), "--checkpoint-every", CHECKPOINT_EVERY, "--keep", "1",
                   "--sample-tokens", "0"]  # fmt: skip
         child = speedrun_in_child(words)
-        done = self.finished(job)
-        if child.returncode != 0 or done is None:
+        summary = self.finished(job)
+        if child.returncode != 0 or summary is None:
             said = (child.stderr.strip() or child.stdout.strip()).splitlines()
             raise RunError(
                 f"the run of {job.label} with seed {job.seed} failed with exit code "
                 f"{child.returncode}: {said[-1] if said else 'it said nothing'}"
             )
-        self._refuse_edited(job, RunFolder(folder))
-        return done
+        self._refuse_edited(job, run)
+        return summary
 
     def _refuse_edited(self, job: Job, run: RunFolder) -> None:
         """The child reads recipe and code anew; what it ran must be what its folder stands for."""
-        changed = [key for key, *_ in difference(job.config, run.load_config())]
-        if json.loads(run.environment.read_text())["code_sha256"] != self._code:
+        ran = _identity(run.load_config())
+        changed = [key for key, value in _identity(job.config).items() if ran[key] != value]
+        place = Environment.read(run.environment)
+        if place is None or place.code_sha256 != self._code:
             changed.append("the code")
         if changed:
             shutil.rmtree(run.path)  # it is not what its name says
@@ -139,17 +147,20 @@ class Workshop:
                 "again: what is finished and unchanged is kept"
             )
 
-    def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Done]:
-        results = []
-        for number, job in enumerate(jobs, 1):
-            known = self.finished(job) is not None
-            where = f"[{number}/{len(jobs)}] {job.label}, seed {job.seed}"
-            say(f"{where}: {'found finished' if known else 'running'}")
-            done = self.run(job)
-            results.append(done)
-            if not known:
-                say(f"{where}: {describe(done.summary)}")
-        return results
+    def _entry(self, job: Job, summary: Summary) -> Entry:
+        """What the summary says under the same names, and which run it was."""
+        tokens, each = summary.tokens_to_target, job.config.batch.tokens
+        own = {
+            "recipe": job.label,
+            "run": str(self.folder(job).path.relative_to(self.root)),
+            "steps_to_target": None if tokens is None else tokens // each,
+        }
+        return Entry.model_validate(summary.as_dict() | own)
+
+
+def _identity(config: Config) -> dict[str, Any]:
+    """The experiment and the machine's settings. Of the data the fingerprint tells more."""
+    return all_values(config, but=("data.dir",))
 
 
 def speedrun_in_child(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -157,11 +168,11 @@ def speedrun_in_child(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def describe(summary: dict[str, Any]) -> str:
-    loss = summary["val_loss"]
+def _result_text(summary: Summary) -> str:
+    loss = summary.val_loss
     text = "validation not finite" if loss is None else f"validation {loss:.4f}"
-    text += f" after {summary['tokens']:,} tokens"
-    if summary["target"]:
-        reached = summary["reached_target"]
-        text += f", target {summary['target']} {'reached' if reached else 'not reached'}"
-    return f"{text}, {summary['train_seconds']:.1f} s of training"
+    text += f" after {summary.tokens:,} tokens"
+    if summary.target:
+        reached = "reached" if summary.reached_target else "not reached"
+        text += f", target {summary.target} {reached}"
+    return f"{text}, {summary.train_seconds:.1f} s of training"

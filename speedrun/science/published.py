@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from speedrun.config.resolve import difference, resolve
+from speedrun.config.experiment import differences
+from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 
-TARGET = 3.28
 BATCH_TOKENS = 524_288  # per step, in every record of the table
 # Records with a single log say nothing about spread. These borrow it from a neighbour that trains
 # the same way at the same steps: record 17's 1261 runs end with 0.0018, record 16's logs 0.0024.
 SPREAD_OF: Mapping[int, int] = {12: 13, 17: 16, 18: 16}
-# Keys of a run that do not make it another experiment: seed, length, target and machine (all of
-# `train`), where the data lies, how a step is computed, when it is validated.
-FREE = ("train.", "data.dir", "batch.microbatch", "attention.backend", "validation.every")
+# What a run may set as it likes and still be laid over its record: seed, length, target, and when
+# it validates.
+FREE = ("train", "validation.every")
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,10 @@ def curves() -> dict[int, Curve]:
     with files("speedrun.science").joinpath("published.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             record = int(row["record"])
-            points.setdefault(record, []).append(
-                Point(
-                    step=int(row["step"]),
-                    n=int(row["n"]),
-                    mean=float(row["mean"]),
-                    std=float(row["sd"]) if row["sd"] else None,
-                    seconds=float(row["seconds"]),
-                )
-            )
+            std = float(row["sd"]) if row["sd"] else None
+            point = Point(int(row["step"]), int(row["n"]), float(row["mean"]), std,
+                          float(row["seconds"]))  # fmt: skip
+            points.setdefault(record, []).append(point)
             if row["losses"]:
                 finals[record] = tuple(float(loss) for loss in row["losses"].split())
     return {record: Curve(record, tuple(found), finals[record]) for record, found in points.items()}
@@ -94,12 +89,11 @@ def record_of(recipe: str, track: str) -> int | None:
 
 
 def set_otherwise(config: Config, record: int) -> list[str]:
-    """Keys a run sets otherwise than the record's own recipe on `small`, but for the free ones."""
+    """Keys in which a run is another experiment than the record's own recipe on `small`."""
     own = resolve(f"record-{record:02d}", "small").config
-    changed = [key for key, _, _ in difference(own, config)]
     # Without a folder the data is built from `data.sources`: not what the record was trained on.
     elsewhere = ["data.dir"] if not config.data.dir else []
-    return elsewhere + [key for key in changed if not key.startswith(FREE)]
+    return elsewhere + [found.key for found in differences(own, config, but=FREE)]
 
 
 def spread_at(record: int, step: int) -> float | None:
@@ -116,9 +110,7 @@ def compare(record: int, validations: Sequence[tuple[int, float]]) -> list[Devia
     found = []
     for step, loss in validations:
         if step in published:
-            spread = spread_at(record, step)
-            gap = loss - published[step]
-            found.append(
-                Deviation(step, loss, published[step], spread, gap / spread if spread else None)
-            )
+            mean, spread = published[step], spread_at(record, step)
+            deviations = (loss - mean) / spread if spread else None
+            found.append(Deviation(step, loss, mean, spread, deviations))
     return found

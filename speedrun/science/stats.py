@@ -10,15 +10,20 @@ scipy.special supplies the distribution functions; importing it takes a third of
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+
+from scipy.special import nctdtr, stdtr, stdtrit
 
 CONFIDENCE = 0.95
-MOST_SEEDS = 1_000_000  # a question that needs more is given up
+POWER = 0.8  # chance to find an effect, when seeds are counted for it
+MOST_SEEDS = 524_288  # a question that needs more is given up
 
 
 @dataclass(frozen=True)
-class Summary:
+class Sample:
     """Mean, sample standard deviation and t interval; the last three need two values."""
 
     n: int
@@ -38,29 +43,10 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Mean of paired differences, its interval, and a two-sided p-value that it is zero."""
+class PairedDifference(Sample):
+    """Paired differences, and a two-sided p-value that their mean is zero."""
 
-    n: int
-    mean: float
-    std: float | None
-    low: float | None
-    high: float | None
-    t: float | None
     p: float | None
-
-
-@dataclass(frozen=True)
-class OneSided:
-    """A statistic and p = P(a value this low, were the true mean the target)."""
-
-    statistic: float | None
-    p: float | None
-
-
-def mean(values: Sequence[float]) -> float:
-    assert values, "a mean needs a value"
-    return math.fsum(values) / len(values)
 
 
 def std(values: Sequence[float]) -> float | None:
@@ -69,64 +55,49 @@ def std(values: Sequence[float]) -> float | None:
         return None
     if min(values) == max(values):
         return 0.0  # their mean may be off by a rounding, and so would the deviations
-    centre = mean(values)
+    centre = fmean(values)
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
 
 
-def t_cdf(t: float, df: float) -> float:
-    from scipy.special import stdtr
-
-    return float(stdtr(df, t))
+def _two_sided_t(df: float) -> float:
+    return float(stdtrit(df, 0.5 + CONFIDENCE / 2))
 
 
-def t_quantile(probability: float, df: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, probability))
-
-
-def normal_cdf(z: float) -> float:
-    return 0.5 * math.erfc(-z / math.sqrt(2.0))
-
-
-def _two_sided_t(confidence: float, df: float) -> float:
-    return t_quantile(0.5 + confidence / 2, df)
-
-
-def summarize(values: Sequence[float], confidence: float = CONFIDENCE) -> Summary:
-    n, centre, spread = len(values), mean(values), std(values)
+def summarize(values: Sequence[float]) -> Sample:
+    n, centre, spread = len(values), fmean(values), std(values)
     if spread is None:
-        return Summary(n, centre, None, None, None)
-    half = _two_sided_t(confidence, n - 1) * spread / math.sqrt(n)
-    return Summary(n, centre, spread, centre - half, centre + half)
+        return Sample(n, centre, None, None, None)
+    half = _two_sided_t(n - 1) * spread / math.sqrt(n)
+    return Sample(n, centre, spread, centre - half, centre + half)
 
 
-def below_target(n: int, centre: float, spread: float | None, target: float) -> OneSided:
+def below_target(
+    n: int, centre: float, spread: float | None, target: float
+) -> tuple[float | None, float | None]:
     """One-sided one-sample t-test from its sufficient statistics; H0: the mean is at the target.
 
-    One run has no spread, so no test. No spread at all is the limit of a small one: certain on
-    either side of the target, even odds exactly on it.
+    Gives t and p = P(a mean this low, were the true one the target). One run has no spread, so no
+    test. No spread at all is the limit of a small one: certain on either side of the target, even
+    odds exactly on it.
     """
     if spread is None:
-        return OneSided(None, None)
+        return None, None
     if spread == 0.0:
-        return OneSided(None, 0.5 if centre == target else float(centre > target))
+        return None, 0.5 if centre == target else float(centre > target)
     t = (centre - target) / (spread / math.sqrt(n))
-    return OneSided(t, t_cdf(t, n - 1))
+    return t, float(stdtr(n - 1, t))
 
 
-def below_target_known_sigma(n: int, centre: float, sigma: float, target: float) -> OneSided:
+def below_target_known_sigma(
+    n: int, centre: float, sigma: float, target: float
+) -> tuple[float, float]:
     """The same question when the spread of one run is known: a z-test, good for a single run."""
     z = (centre - target) / (sigma / math.sqrt(n))
-    return OneSided(z, normal_cdf(z))
+    return z, 0.5 * math.erfc(-z / math.sqrt(2.0))
 
 
 def ratio_of_means(
-    numerator: Sequence[float],
-    denominator: Sequence[float],
-    *,
-    paired: bool = False,
-    confidence: float = CONFIDENCE,
+    numerator: Sequence[float], denominator: Sequence[float], *, paired: bool = False
 ) -> Ratio:
     """mean(numerator) / mean(denominator) with Fieller's interval.
 
@@ -135,11 +106,9 @@ def ratio_of_means(
     freedom when unpaired. It is unbounded, hence None, when the denominator's own interval reaches
     zero. `paired` needs lists in the same order of seeds; it gains when seeds move both alike.
     """
-    top, bottom = mean(numerator), mean(denominator)
-    assert bottom != 0, "the denominator's mean is zero"
+    top, bottom = fmean(numerator), fmean(denominator)
     ratio = top / bottom
     n, m = len(numerator), len(denominator)
-    assert n == m or not paired, "pairs need two lists of one length"
     spread_top, spread_bottom = std(numerator), std(denominator)
     if spread_top is None or spread_bottom is None:
         return Ratio(ratio, None, None)
@@ -149,7 +118,7 @@ def ratio_of_means(
         shared, df = math.fsum(products) / (n - 1) / n, float(n - 1)
     else:
         df = _welch_df(var_top, n, ratio**2 * var_bottom, m)
-    t2 = _two_sided_t(confidence, df) ** 2
+    t2 = _two_sided_t(df) ** 2
     # (top - r bottom)^2 <= t^2 Var(top - r bottom), a quadratic in r: a r^2 - 2 b r + c <= 0
     a = bottom**2 - t2 * var_bottom
     b = top * bottom - t2 * shared
@@ -167,23 +136,19 @@ def _welch_df(var_a: float, n: int, var_b: float, m: int) -> float:
     return (var_a + var_b) ** 2 / (var_a**2 / (n - 1) + var_b**2 / (m - 1))
 
 
-def paired_difference(
-    treated: Sequence[float], control: Sequence[float], confidence: float = CONFIDENCE
-) -> Difference:
+def paired_difference(treated: Sequence[float], control: Sequence[float]) -> PairedDifference:
     """treated - control, pair by pair: what differs between seeds falls out.
 
     Equal differences leave no spread: p is 0 for a constant effect and 1 for none.
     """
-    assert len(treated) == len(control), "pairs need two lists of one length"
-    differences = [a - b for a, b in zip(treated, control, strict=True)]
-    summary = summarize(differences, confidence)
-    t = p = None
-    if summary.std == 0.0:
-        p = float(summary.mean == 0)
-    elif summary.std is not None:
-        t = summary.mean / (summary.std / math.sqrt(summary.n))
-        p = 2 * t_cdf(-abs(t), summary.n - 1)
-    return Difference(summary.n, summary.mean, summary.std, summary.low, summary.high, t, p)
+    found = summarize([a - b for a, b in zip(treated, control, strict=True)])
+    p = None
+    if found.std == 0.0:
+        p = float(found.mean == 0)
+    elif found.std is not None:
+        t = found.mean / (found.std / math.sqrt(found.n))
+        p = 2 * float(stdtr(found.n - 1, -abs(t)))
+    return PairedDifference(**vars(found), p=p)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -200,7 +165,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     for rank, index in enumerate(order):
         p = p_values[index]
         if p is not None:
-            assert 0 <= p <= 1, "a p-value lies between 0 and 1"
             running = max(running, min(1.0, (len(p_values) - rank) * p))
             corrected[index] = running
     return corrected
@@ -208,42 +172,25 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def paired_power(effect: float, spread: float, n: int, alpha: float = 0.05) -> float:
     """Chance that a two-sided paired t-test with n pairs finds a true mean difference `effect`."""
-    from scipy.special import nctdtr
-
-    assert spread > 0, "without spread every test is certain"
-    assert n >= 2, "a t-test needs two pairs"
-    critical = t_quantile(1 - alpha / 2, n - 1)
+    critical = stdtrit(n - 1, 1 - alpha / 2)
     shift = abs(effect) / spread * math.sqrt(n)
     # The other tail only matters for a shift near zero; far out, nctdtr underflows to nan there.
     lower = float(nctdtr(n - 1, shift, -critical)) if shift < 3 else 0.0
     return 1.0 - float(nctdtr(n - 1, shift, critical)) + lower
 
 
-def pairs_needed(
-    effect: float, spread: float, *, alpha: float = 0.05, power: float = 0.8
-) -> int | None:
+def pairs_needed(effect: float, spread: float, alpha: float = 0.05) -> int | None:
     """Fewest pairs with which a paired t-test finds `effect`; None: no number within reason."""
     if effect == 0:
         return None
     if spread == 0:
         return 2
-    low, high = 1, 2
-    while paired_power(effect, spread, high, alpha) < power:
-        low, high = high, 2 * high
-        if high > MOST_SEEDS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if paired_power(effect, spread, middle, alpha) < power:
-            low = middle
-        else:
-            high = middle
-    return high
+    counts = range(2, MOST_SEEDS + 1)
+    enough = bisect_left(counts, POWER, key=lambda n: paired_power(effect, spread, n, alpha))
+    return counts[enough] if enough < len(counts) else None
 
 
-def more_pairs(
-    differences: Sequence[float], *, alpha: float = 0.05, power: float = 0.8
-) -> int | None:
+def more_pairs(differences: Sequence[float], alpha: float = 0.05) -> int | None:
     """How many more seeds would settle an effect of the size and spread seen so far.
 
     0 when those at hand suffice; None when no spread is known yet or the effect is nil. In a family
@@ -252,5 +199,5 @@ def more_pairs(
     spread = std(differences)
     if spread is None:
         return None
-    needed = pairs_needed(mean(differences), spread, alpha=alpha, power=power)
+    needed = pairs_needed(fmean(differences), spread, alpha)
     return None if needed is None else max(0, needed - len(differences))

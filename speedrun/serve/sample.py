@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from speedrun.config.schema import Config
+from speedrun.config.schedule import settings_at
+from speedrun.config.schema import Config, MachineConfig
 from speedrun.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from speedrun.errors import RunError
 from speedrun.model.cache import Cache
 from speedrun.model.gpt import GPT
-from speedrun.model.window import Attention
+from speedrun.model.plan import AttentionPlanner
 from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
 
@@ -28,11 +29,9 @@ class Writer:
     def __init__(self, model: GPT, config: Config, step: int) -> None:
         self._model, self._sizes = model, config.model
         # Whatever the run was trained with, one token at a time needs no backend of its own.
-        masks = config.attention.model_copy(update={"backend": "auto"})
-        self._attention = Attention(
-            config.model_copy(update={"attention": masks}), torch.device("cpu")
-        )
-        self._attention.set_step(step)
+        here = config.model_copy(update={"machine": MachineConfig()})
+        self._attention = AttentionPlanner(here, torch.device("cpu"))
+        self._attention.apply_settings(settings_at(config, step))
         self._ids: list[int] = []
         self._forget(0)
 

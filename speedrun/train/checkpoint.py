@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from speedrun.disk import flush
 from speedrun.errors import RunError
+from speedrun.files import flush, sha256_of
 
 META = "checkpoint.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -59,11 +59,6 @@ def folders(root: Path) -> list[Path]:
     return sorted(named, key=step_of)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _sha256_of_meta(meta: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in meta.items() if key != "meta_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
@@ -89,7 +84,7 @@ def save(
         whole = {
             **meta,
             "bytes": {name: (temporary / name).stat().st_size for name in files},
-            "sha256": {name: _sha256(temporary / name) for name in files},
+            "sha256": {name: sha256_of(temporary / name) for name in files},
         }
         whole["meta_sha256"] = _sha256_of_meta(whole)
         (temporary / META).write_text(json.dumps(whole, indent=2) + "\n")
@@ -132,7 +127,7 @@ def read(folder: Path, *, verify: bool = True) -> Checkpoint:
             found = (folder / name).stat().st_size
             if found != size:
                 raise damaged(f"{name} has {found:,} bytes, not {size:,}")
-            if _sha256(folder / name) != meta["sha256"][name]:
+            if sha256_of(folder / name) != meta["sha256"][name]:
                 raise damaged(f"{name} does not match its SHA-256")
         return Checkpoint(folder, meta)
     except FileNotFoundError as error:

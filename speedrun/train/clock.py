@@ -7,25 +7,13 @@ clock hides nothing, and every summary shows both.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
-_IMPORTED = time.time()
-
-
-def process_start() -> float:
-    """When this process began, in seconds since the epoch."""
-    try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - uptime + started / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return _IMPORTED
+from speedrun.hardware import process_start
 
 
 class Clock:
@@ -51,9 +39,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        assert self._since is not None, "the clock is not running"
-        self._before += self._now() - self._since
-        self._since = None
+        self._before, self._since = self.seconds, None
         try:
             yield
         finally:

@@ -28,7 +28,7 @@ def code_hash() -> str:
     """SHA-256 over the source of the stages that training goes through, names and contents."""
     digest = hashlib.sha256()
     for path in sorted(path for stage in STAGES for path in (PACKAGE / stage).rglob("*")):
-        if path.suffix in (".py", ".cpp") and "__pycache__" not in path.parts:
+        if path.suffix in (".py", ".cpp", ".h") and "__pycache__" not in path.parts:
             digest.update(f"{path.relative_to(PACKAGE).as_posix()}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

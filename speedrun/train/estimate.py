@@ -13,12 +13,15 @@ from pathlib import Path
 
 import torch
 
+from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
-from speedrun.data.shards import PUBLIC_VOCAB, Dataset
+from speedrun.data.dataset import Dataset
+from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
-from speedrun.model.gpt import GPT, MATRICES
+from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
-from speedrun.model.window import window_at, window_rule
+from speedrun.model.roles import MATRICES
+from speedrun.optim.build import build_optimizer
 
 RUNTIME_BYTES = 400 << 20  # resident size of Python with torch loaded, measured at 0.35 to 0.4 GB
 # Floats kept per token and layer for the backward pass, in widths, and per token in vocabularies:
@@ -33,13 +36,8 @@ USABLE = 0.6  # share of the machine's memory that a run plans to fill
 class Estimate:
     parameters: dict[str, int]  # by role
     flops_per_token: int
-    tokens: int
     microbatches: int  # forward passes per step and rank
     memory_bytes: int  # per rank
-
-    @property
-    def total_parameters(self) -> int:
-        return sum(self.parameters.values())
 
 
 def vocab_size_of(config: Config) -> int:
@@ -53,11 +51,12 @@ def vocab_size_of(config: Config) -> int:
 def visible_keys(config: Config, samples: int = 100) -> float:
     """Keys a query sees, on average over a row and a run, were each row one document."""
     row = torch.zeros(1, config.batch.length, dtype=torch.int32)
-    times = Counter(window_at(config, config.steps * i // samples) for i in range(samples))
+    steps = (config.steps * i // samples for i in range(samples))
+    times = Counter(settings_at(config, step).window for step in steps)
 
     def keys(window: int | None) -> float:
         size = None if window is None else torch.tensor(window)
-        first = first_key(row, size, window_rule(config))
+        first = first_key(row, size, config.attention.window)
         return (torch.arange(row.size(1)) - first + 1).double().mean().item()
 
     return sum(count * keys(window) for window, count in times.items()) / samples
@@ -98,14 +97,13 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         parameters[roles[name]] += parameter.numel()
     passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory // ranks))
     rows = config.batch.tokens // config.batch.length // ranks // passes
-    state = 1 if config.optimizer.kind == "muon" else 2
-    moments = 2 * parameters.total() - (2 - state) * (parameters["hidden"] + parameters["qkv"])
+    moments = build_optimizer(model.named_roles(), config).state_bytes()
     return Estimate(
         parameters=dict(parameters),
         flops_per_token=flops_per_token(config, model),
-        tokens=config.steps * config.batch.tokens,
         microbatches=passes,
         memory_bytes=RUNTIME_BYTES
-        + 4 * (2 * parameters.total() + moments)  # weights, gradients, moments
+        + 4 * 2 * parameters.total()  # weights and gradients
+        + moments
         + rows * sequence_bytes(config, vocab_size),
     )

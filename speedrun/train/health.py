@@ -1,4 +1,4 @@
-"""Is the run well? A finite check before every update, agreed by all ranks, and a watch on spikes.
+"""A finite check before every update, agreed by all ranks, and a watch on spikes of the loss.
 
 A loss or gradient that is not finite on any rank means no update on every rank. What follows, from
 skipping a batch to rewinding to a checkpoint, is decided from numbers all ranks share.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from speedrun.config.schedule import Settings
 from speedrun.train.world import World
 
 SPIKE_WINDOW = 50  # finite losses a spike is measured against
@@ -27,38 +28,45 @@ class Agreement:
     loss: float  # mean over all ranks and microbatches
     grad_norm: float
     finite: bool
-    wishes: tuple[bool, ...]  # each true if any rank wished it
+    flags: tuple[bool, ...]  # each true if it is on any rank
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step came to, the same on every rank: told by the trainer, read by loop and log."""
+
+    settings: Settings
+    loss: float  # mean over all ranks and microbatches
+    grad_norm: float
+    finite: bool  # False: there was no update
+    spike: float | None  # z-score of a loss far above the recent ones
+    save: bool  # a checkpoint is due, or was asked for
+    exit_code: int | None  # of a stop that was asked for
+    must_rewind: bool
 
 
 def agree(
-    world: World, loss: Tensor, parameters: Iterable[Tensor], wishes: Sequence[bool]
+    world: World, loss: Tensor, parameters: Iterable[Tensor], flags: Sequence[bool]
 ) -> Agreement:
-    """One small all-reduce: the global loss, whether all is finite, and what any rank asks for."""
+    """One small all-reduce: the global loss, whether all is finite, flags that any rank raised."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
     mine, size = loss.item(), norm.item()
-    well = math.isfinite(mine) and math.isfinite(size)
-    total, ill, *wished = world.sum([mine if math.isfinite(mine) else 0.0, not well, *wishes])
+    bad = not (math.isfinite(mine) and math.isfinite(size))
+    total, nonfinite, *raised = world.sum([0.0 if bad else mine, bad, *flags])
     return Agreement(
-        loss=total / world.size if not ill else math.nan,
+        loss=math.nan if nonfinite else total / world.size,
         grad_norm=size,  # after DDP's averaging every rank has the same gradient
-        finite=not ill,
-        wishes=tuple(value > 0 for value in wished),
+        finite=not nonfinite,
+        flags=tuple(value > 0 for value in raised),
     )
 
 
 def spike(recent: Sequence[float], loss: float) -> float | None:
-    """The z-score of a loss far above the recent finite ones, else None."""
-    if len(recent) < SPIKE_LEAST or not math.isfinite(loss):
+    """The z-score of a finite loss far above the recent ones, else None."""
+    if len(recent) < SPIKE_LEAST:
         return None
     mean = sum(recent) / len(recent)
     deviation = math.sqrt(sum((x - mean) ** 2 for x in recent) / (len(recent) - 1))
     z = (loss - mean) / max(deviation, 1e-6)
     return z if z > SPIKE_Z else None
-
-
-def remember(recent: list[float], loss: float) -> None:
-    """Only finite losses enter the window: one NaN must not blind it for fifty steps."""
-    if math.isfinite(loss):
-        recent.append(loss)
-        del recent[:-SPIKE_WINDOW]

@@ -1,4 +1,4 @@
-"""`--ranks N`: the same command again, once per rank, by torchrun's own launcher.
+"""`--ranks N`: the same request, once per rank, by torchrun's own launcher.
 
 The `--` before our words keeps torchrun from reading `--run` as its own `--run-path`. What torchrun
 reports as a traceback of its own is said here in a sentence; the ranks have spoken for themselves.
@@ -9,30 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
+from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
+
+import psutil
 
 from speedrun.errors import ConfigError, RunError
+from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import STOPS
 
 
-def without(words: list[str], option: str) -> list[str]:
-    """`words` less `option VALUE` or `option=VALUE`."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip or word.startswith(f"{option}="):
-            skip = False
-        elif word == option:
-            skip = True
-        else:
-            kept.append(word)
-    return kept
-
-
-def launch(ranks: int, max_restarts: int, run: RunFolder) -> None:
-    """Become torchrun; returns when all ranks are done, exits as they did otherwise."""
+def launch(request: Request, run: RunFolder) -> NoReturn:
+    """Become torchrun: start the ranks of a request and exit as they did."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -41,16 +31,13 @@ def launch(ranks: int, max_restarts: int, run: RunFolder) -> None:
         raise ConfigError(
             "--ranks starts torchrun, which has started this process already; leave --ranks out"
         )
-    words = sys.argv[1:]
-    for option in ("--ranks", "--max-restarts", "--run", "--run-dir"):
-        words = without(words, option)
     signal.signal(signal.SIGUSR1, _pass_on)
     try:
         torchrun(
             [
-                "--standalone", "--nproc-per-node", str(ranks),
-                "--max-restarts", str(max_restarts),
-                "-m", "speedrun", "--", *words, "--run", str(run.path),
+                "--standalone", "--nproc-per-node", str(request.ranks),
+                "--max-restarts", str(request.max_restarts),
+                "-m", "speedrun", "--", *request.words_of_a_rank(run.path),
             ]
         )  # fmt: skip
     except SignalException as error:
@@ -66,7 +53,8 @@ def launch(ranks: int, max_restarts: int, run: RunFolder) -> None:
             f"above, and `speedrun train --resume --run {run.path}` goes on from the last "
             "checkpoint"
         ) from None
-    sys.exit(run.read_summary().get("exit_code", 0))
+    summary = run.read_summary()
+    sys.exit(summary.exit_code if summary else 0)
 
 
 def exit_of_rank(code: int) -> int:
@@ -82,5 +70,6 @@ def exit_of_rank(code: int) -> int:
 
 def _pass_on(number: int, _: FrameType | None) -> None:
     """Hand a signal that torchrun does not know to the ranks."""
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        os.kill(int(pid), number)
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            child.send_signal(number)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from speedrun.config.schema import Config
 from speedrun.hardware import memory_available, memory_bytes
-from speedrun.train.health import Agreement
+from speedrun.train.health import Outcome
+from speedrun.train.progress import Progress
 from speedrun.train.validate import Validation
-
-if TYPE_CHECKING:
-    from speedrun.train.loop import Progress
 
 SENTENCES = {
     "nonfinite": "step {step}: loss or gradient is not finite; the update is left out on all ranks",
@@ -35,7 +33,9 @@ class Sink(Protocol):
     def log(self, kind: str, **values: Any) -> None: ...
 
 
-class Display(Protocol):
+class Display:
+    """What a run shows; this one shows nothing, for the ranks that keep quiet."""
+
     def note(self, text: str) -> None: ...
     def step(self, view: StepView) -> None: ...
     def validation(self, view: StepView) -> None: ...
@@ -49,7 +49,7 @@ class StepView:
     step: int
     total: int
     loss: float
-    lr: float  # multiplier of the peak rates
+    lr_multiplier: float  # of the peak rates
     seconds: float
     ms: float
     tokens_per_second: float
@@ -68,50 +68,53 @@ class Log:
         config: Config,
         sinks: Sequence[Sink],
         display: Display,
-        start: Progress,
+        *,
+        start_seconds: float = 0.0,  # of training before this process
         flops_per_token: int,
         peak_flops: float | None,
         device: torch.device,
     ) -> None:
         self._config, self._sinks, self._display = config, sinks, display
         self._flops, self._peak, self._device = flops_per_token, peak_flops, device
-        self._deaf: set[Sink] = set()  # sinks that could not write when last tried
-        self._first_seconds = self._last_seconds = start.seconds
+        self._failing: set[Sink] = set()  # sinks that could not write when last tried
+        self._first_seconds = self._last_seconds = start_seconds
         self._steps = 0
-        self._last: tuple[float, float, float, float] = (float("nan"), 0.0, 0.0, 0.0)
+        self._loss, self._rate, self._ms, self._wait = float("nan"), 0.0, 0.0, 0.0
 
     def event(self, kind: str, **values: Any) -> None:
         for sink in self._sinks:
             try:
                 sink.log(kind, **values)
-                self._deaf.discard(sink)
+                self._failing.discard(sink)
             except OSError as error:  # a full disk must not end a run that can go on
-                if sink not in self._deaf:
-                    self._display.note(f"records cannot be written: {error.strerror}; going on")
-                self._deaf.add(sink)
+                if sink not in self._failing:
+                    self._display.note(f"metrics cannot be written: {error.strerror}; going on")
+                self._failing.add(sink)
         if kind in SENTENCES:
             self._display.note(SENTENCES[kind].format(**values))
 
-    def note(self, text: str) -> None:
-        self._display.note(text)
-
-    def step(self, progress: Progress, agreed: Agreement, rate: float, wait: float) -> None:
+    def step(self, progress: Progress, outcome: Outcome, wait: float) -> None:
+        """A step and its loss; `wait` are the seconds spent waiting for data so far."""
         ms = 1000 * (progress.seconds - self._last_seconds)
-        self._last_seconds = progress.seconds
-        self._steps += 1
-        self._last = (agreed.loss, rate, ms, wait)
+        rate = outcome.settings.learning_rate_multiplier
+        self._last_seconds, self._steps = progress.seconds, self._steps + 1
+        self._loss, self._rate, self._ms, self._wait = outcome.loss, rate, ms, wait
         view = self._view(progress)
         self.event(
             "train",
             **self._where(progress),
-            loss=agreed.loss,
-            grad_norm=agreed.grad_norm,
+            loss=outcome.loss,
+            grad_norm=outcome.grad_norm,
             lr_multiplier=rate,
             ms=round(ms, 3),
             wait_seconds=round(wait, 6),
             peak_share=view.peak_share,
         )
         self._display.step(view)
+        if not outcome.finite:
+            self.event("nonfinite", step=progress.step, batch=progress.batch - 1)
+        elif outcome.spike is not None:
+            self.event("spike", step=progress.step, loss=outcome.loss, z=round(outcome.spike, 2))
 
     def validation(self, progress: Progress, result: Validation) -> None:
         self.event(
@@ -132,18 +135,17 @@ class Log:
         }
 
     def _view(self, progress: Progress) -> StepView:
-        loss, rate, ms, wait = self._last
         seconds = progress.seconds - self._first_seconds
         each = seconds / self._steps if self._steps else 0.0
         speed = self._config.batch.tokens / each if each else 0.0
-        wait_share = wait / seconds if seconds else 0.0
+        wait_share = self._wait / seconds if seconds else 0.0
         return StepView(
             step=progress.step,
             total=self._config.steps,
-            loss=loss,
-            lr=rate,
+            loss=self._loss,
+            lr_multiplier=self._rate,
             seconds=progress.seconds,
-            ms=ms,
+            ms=self._ms,
             tokens_per_second=speed,
             peak_share=speed * self._flops / self._peak if self._peak else None,
             wait_share=wait_share,
@@ -151,7 +153,7 @@ class Log:
             val_loss=progress.val_loss,
             val_bpb=progress.val_bpb,
             val_tokens=self._config.validation.tokens,
-            verdict=_verdict(progress, loss, wait_share, memory_free(self._device)),
+            verdict=_verdict(progress, self._loss, wait_share, memory_free(self._device)),
         )
 
 

@@ -7,20 +7,20 @@ done would have had the same schedules.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import asdict
 
-from speedrun.config.files import flatten
+from speedrun.config.experiment import all_differences, differences
+from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
-from speedrun.model.window import window_at
 from speedrun.train import checkpoint
 from speedrun.train.log import Display
 from speedrun.train.run import RunFolder
-from speedrun.train.setup import Parts, learning_rate_multiplier, momentum_at
+from speedrun.train.summary import Environment
 
 START = -1  # in place of a checkpoint's step: there is none yet
-# Where the data lies is not what it holds, and rounding may differ with threads; steps have rules.
-MAY_DIFFER = ("data.dir", "train.threads", "train.steps")
+LENGTH = "train.steps"  # may change as long as the steps done keep their schedules
 
 
 def find_step(run: RunFolder, display: Display) -> int:
@@ -40,22 +40,32 @@ def find_step(run: RunFolder, display: Display) -> int:
 
 
 def refuse_changes(
-    run: RunFolder, config: Config, parts: Parts, found: checkpoint.Checkpoint, code: str
+    run: RunFolder,
+    config: Config,
+    identity: Mapping[str, str],
+    found: checkpoint.Checkpoint,
+    code: str,
 ) -> None:
-    """One sentence that names every difference to the run that left the checkpoint."""
+    """One sentence that names every difference to the run that left the checkpoint.
+
+    `identity` are the fingerprints of dataset and tokenizer, `code` is the hash of the code.
+    """
     old = run.load_config()
     changes = [
         f"the {key.partition('_')[0]} has fingerprint {value[:12]} and had {found.meta[key][:12]}"
-        for key, value in parts.identity.items()
+        for key, value in identity.items()
         if found.meta[key] != value
     ]
-    before = dict(flatten(old.model_dump()))
     changes += [
-        f"{key} is {value!r} and was {before[key]!r}"
-        for key, value in flatten(config.model_dump())
-        if before[key] != value and key not in MAY_DIFFER
+        f"{key} is {now!r} and was {was!r}"
+        for key, was, now in differences(old, config, but=(LENGTH,))
     ]
-    changes += _code_changes(run, code)
+    environment = Environment.read(run.environment)
+    if environment is None or environment.code_sha256 is None:
+        changes.append("environment.json does not say with which code it was run")
+    elif environment.code_sha256 != code:
+        then = environment.code_sha256
+        changes.append(f"the code has hash {code[:12]} and had {then[:12]}")
     if config.steps < found.step:
         changes.append(f"train.steps is {config.steps} and {found.step} steps are done")
     else:
@@ -72,38 +82,32 @@ def refuse_changes(
         )
 
 
-def _code_changes(run: RunFolder, code: str) -> list[str]:
-    try:
-        then = str(json.loads(run.environment.read_bytes())["code_sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ["environment.json does not say with which code it was run"]
-    return [] if then == code else [f"the code has hash {code[:12]} and had {then[:12]}"]
-
-
-def extension(old: Config, new: Config, step: int) -> str:
-    """What a different number of steps changes, as a sentence; empty if it is the same."""
+def changes_allowed(old: Config, new: Config, step: int) -> list[str]:
+    """Sentences about what changes in a run resumed at `step` without making it another one."""
+    machine = [
+        f"{key} is {now!r} and was {was!r}: numbers may be rounded differently from here on"
+        for key, was, now in all_differences(old, new)
+        if key.startswith("machine.")
+    ]
     if old.steps == new.steps:
-        return ""
+        return machine
     lengths = f"train.steps goes from {old.steps} to {new.steps}"
     first = _first_difference(old, new, step, min(old.steps, new.steps))
     if first is None:
-        return f"{lengths}; the schedules of the steps planned before stay as they were"
-    was, now = _settings(old, first), _settings(new, first)
-    names = ("learning rate multiplier", "momentum", "window")
+        return [*machine, f"{lengths}; the schedules of the steps planned before stay as they were"]
+    was, now = asdict(settings_at(old, first)), asdict(settings_at(new, first))
     changes = [
-        f"{name} {after} instead of {before}"
-        for name, before, after in zip(names, was, now, strict=True)
-        if before != after
+        f"{name.replace('_', ' ')} {now[name]} instead of {was[name]}"
+        for name in was
+        if was[name] != now[name]
     ]
-    return f"{lengths}; schedules differ from step {first} on: {', '.join(changes)} there"
-
-
-def _settings(config: Config, at: int) -> tuple[float, float, int | None]:
-    return learning_rate_multiplier(config, at), momentum_at(config, at), window_at(config, at)
+    differ = f"schedules differ from step {first} on: {', '.join(changes)} there"
+    return [*machine, f"{lengths}; {differ}"]
 
 
 def _first_difference(old: Config, new: Config, start: int, stop: int) -> int | None:
     """The first step at which two lengths of the same run have different schedules."""
     if old.steps == new.steps:
         return None
-    return next((at for at in range(start, stop) if _settings(old, at) != _settings(new, at)), None)
+    steps = range(start, stop)
+    return next((at for at in steps if settings_at(old, at) != settings_at(new, at)), None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import threading
 import time
@@ -27,19 +26,12 @@ from typing import Any
 
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
-from speedrun.data.shards import write_atomically
 from speedrun.errors import RunError
+from speedrun.files import finite, write_atomically, write_json
 from speedrun.train import checkpoint
+from speedrun.train.summary import Summary
 
 LOCK = ".lock"
-
-
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """NaN is not JSON: what is not finite is null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in values.items()
-    }
 
 
 class RunFolder:
@@ -57,9 +49,16 @@ class RunFolder:
     @staticmethod
     def default(config: Config) -> RunFolder:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        return RunFolder(
-            Path("runs") / f"{config.recipe}-{config.track}-s{config.train.seed}-{stamp}"
-        )
+        name = f"{config.recipe}-{config.track}-s{config.train.seed}-{stamp}"
+        return RunFolder(Path("runs") / name)
+
+    def checkpoint(self, step: int) -> checkpoint.Checkpoint:
+        """The checkpoint of a step that has been found whole."""
+        return checkpoint.read(checkpoint.folder_of(self.checkpoints, step), verify=False)
+
+    def validation_losses(self) -> dict[int, float]:
+        """By step."""
+        return {row["step"]: row["loss"] for row in self.read_metrics("val") if row["loss"]}
 
     def refuse_if_taken(self) -> None:
         if self.config.exists():
@@ -68,27 +67,30 @@ class RunFolder:
                 f"`speedrun train --resume --run {self.path}`, or choose another --run"
             )
 
-    def read_summary(self) -> dict[str, Any]:
-        """The result, or nothing where there is none that can be read."""
-        try:
-            summary = json.loads(self.summary.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return summary if isinstance(summary, dict) else {}
+    def read_summary(self) -> Summary | None:
+        """The result; None while the run has none."""
+        return Summary.read(self.summary)
+
+    def write_summary(self, summary: Summary) -> None:
+        summary.write(self.summary)
+
+    def readable_summary(self) -> Summary | None:
+        """The result for those who would write it anew: None also for a damaged one."""
+        with suppress(RunError):
+            return self.read_summary()
+        return None
 
     def finished(self, config: Config) -> bool:
         """Whether the run has come to its end here, result and all."""
-        summary = self.read_summary()
-        early = config.train.stop == "target" and summary.get("reached_target", False)
-        whole = early or summary.get("steps") == config.steps
-        return bool(whole and not summary.get("stopped_early"))
+        summary = self.readable_summary()
+        if summary is None or summary.stopped_early:
+            return False
+        early = config.train.stop == "target" and summary.reached_target
+        return early or summary.steps == config.steps
 
     @contextmanager
-    def locked(self, needed: bool = True) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the folder for this process; refuse one that a live process holds."""
-        if not needed:
-            yield
-            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -113,16 +115,13 @@ class RunFolder:
 
     def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
         """Write what a run begins with; the config comes last, since it makes a folder a run."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.metrics.write_bytes(b"")
-            self.summary.unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(f"run folder {self.path} cannot be written: {error.strerror}") from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.summary.unlink(missing_ok=True)
+        write_atomically(self.metrics, b"")
         self.describe(config, environment or {})
 
     def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
-        write_atomically(self.environment, (json.dumps(environment, indent=2) + "\n").encode())
+        write_json(self.environment, environment)
         write_atomically(self.config, to_toml(config).encode())
 
     def load_config(self) -> Config:
@@ -148,15 +147,17 @@ class RunFolder:
             self._unwritten = ""
 
     def read_metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Logged objects in order; a line cut short by a crash is left out."""
+        """Logged objects in order; what is none, such as a line that a crash cut, is left out."""
         rows = []
         text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
         for line in text.splitlines():
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except ValueError:
                 continue
-        return [row for row in rows if kind is None or row["kind"] == kind]
+            if isinstance(row, dict) and "kind" in row and kind in (None, row["kind"]):
+                rows.append(row)
+        return rows
 
     def truncate_metrics(self, step: int, val_step: int) -> None:
         """Forget what was logged after the checkpoint, which the resumed run does again."""
@@ -170,6 +171,3 @@ class RunFolder:
             if i <= last or row.get("step", 0) <= limits.get(row["kind"], step)
         ]
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomically(self.summary, (json.dumps(finite(summary), indent=2) + "\n").encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,6 @@ from speedrun.errors import ConfigError
 from speedrun.train.log import Sink
 
 CURVES = ("train", "val")  # kinds whose numbers make curves over steps
-SINKS = ("tensorboard", "wandb")
-
-
-def _missing(name: str) -> ConfigError:
-    return ConfigError(f"--log {name} needs an extra: pip install 'speedrun[{name}]'")
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -22,10 +18,8 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 class TensorBoard:
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _missing("tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, kind: str, **values: Any) -> None:
@@ -37,10 +31,8 @@ class TensorBoard:
 
 class Wandb:
     def __init__(self, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _missing("wandb") from None
+        import wandb
+
         self._run = wandb.init(project="speedrun", name=folder.name, dir=str(folder))
 
     def log(self, kind: str, **values: Any) -> None:
@@ -49,10 +41,18 @@ class Wandb:
             self._run.log(numbers, step=values["step"])
 
 
+SINKS: dict[str, Callable[[Path], Sink]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+
+
 def open_sinks(names: tuple[str, ...], folder: Path) -> list[Sink]:
     made: list[Sink] = []
     for name in names:
         if name not in SINKS:
             raise ConfigError(f"--log {name!r} is not known; use one of {', '.join(SINKS)}")
-        made.append(TensorBoard(folder) if name == "tensorboard" else Wandb(folder))
+        try:
+            made.append(SINKS[name](folder))
+        except ImportError:
+            raise ConfigError(
+                f"--log {name} needs an extra: pip install 'speedrun[{name}]'"
+            ) from None
     return made

@@ -2,7 +2,7 @@
 
 torchrun tells a process its place by environment variables; without them the world is this process
 alone and every question has a local answer. Gloo serves CPUs, NCCL serves GPUs. What ranks tell
-each other is numbers, added up: nothing is pickled.
+each other is numbers and bytes: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -101,12 +101,14 @@ class World:
         if self.size == 1:
             return text
         data = list(text.encode()) if self.first else []
-        length = self.from_first(len(data))
-        return bytes(map(round, self.sum(data or [0] * length))).decode()
+        received = torch.zeros(self.from_first(len(data)), dtype=torch.uint8, device=self.device)
+        if self.first:
+            received.copy_(torch.tensor(data, dtype=torch.uint8))
+        dist.broadcast(received, src=0)
+        return bytes(received.tolist()).decode()
 
     def barrier(self) -> None:
-        if self.size > 1:
-            self.sum([0.0])
+        self.sum([0.0])
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -132,7 +134,7 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            if self.size > 1 and _lost_peer(error):
+            if self.size > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 raise RunError(
                     f"rank {self.rank} stops because another rank has gone, and that one's own "
                     f"message says why ({_gist(error)})"
@@ -166,7 +168,3 @@ def _gist(error: Exception) -> str:
     """The first sentence of a backend's message, without the place in its source."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^]]*\]\s*", "", line).partition(". ")[0]
-
-
-def _lost_peer(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error)

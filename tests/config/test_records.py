@@ -9,10 +9,9 @@ import torch
 
 from speedrun.config.files import chain, names
 from speedrun.config.resolve import resolve
+from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.model.gpt import GPT
-from speedrun.model.window import window_at
-from speedrun.train.setup import learning_rate_multiplier, momentum_at
 
 # steps, warm-up, cooldown, Muon lr, embedding lr, head lr, scalar lr, beta 1, momentum warm-up,
 # heads, row length, parameters in millions (None: not published), published minutes
@@ -81,18 +80,35 @@ def test_values(record: int) -> None:
 @pytest.mark.parametrize("record", SWITCHES)
 def test_windows_grow_at_the_published_steps(record: int) -> None:
     config = full_size(record)
-    sizes = [window_at(config, step) for step in range(config.steps + 1)]
+    sizes = [settings_at(config, step).window for step in range(config.steps + 1)]
     grown = [step for step in range(1, len(sizes)) if sizes[step] != sizes[step - 1]]
     assert grown == SWITCHES[record]
-    assert sizes[0] == (64 if record == 15 else 1)
-    assert sizes[-1] == (1792 if record == 15 else 14)
+    unit = 64 if record == 15 else 1
+    assert sizes == [
+        unit * (1 + sum(switch <= step for switch in grown)) for step in range(len(sizes))
+    ]
+    assert (
+        settings_at(config, 2 * config.steps).window == sizes[-1] == (1792 if record == 15 else 14)
+    )
 
 
 def test_windows_of_12_to_14() -> None:
-    assert {window_at(full_size(12), step) for step in (0, 900, 1875)} == {1024}
+    assert {settings_at(full_size(12), step).window for step in (0, 900, 1875)} == {1024}
     for record in (13, 14):
         config = full_size(record)
-        assert [window_at(config, step) for step in (0, config.steps)] == [64, 1792]
+        sizes = [settings_at(config, step).window or 0 for step in range(config.steps + 1)]
+        assert (sizes[0], sizes[-1], len(set(sizes))) == (64, 1792, 28)
+        for step, size in enumerate(sizes):
+            assert 0 <= 64 + 1728 * step / config.steps - size < 64 + 1e-9
+
+
+def test_blocks_cover_the_token_window_at_every_step() -> None:
+    tokens, blocks = full_size(15), full_size(16)
+    assert tokens.steps == blocks.steps == 1480
+    for step in range(1481):
+        width = settings_at(tokens, step).window
+        assert width is not None
+        assert settings_at(blocks, step).window == -(-width // 128)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +121,16 @@ def test_windows_of_12_to_14() -> None:
 )
 def test_learning_rates_at_the_published_anchors(record: int, anchors: dict[int, float]) -> None:
     for step, expected in anchors.items():
-        got = learning_rate_multiplier(full_size(record), step)
+        got = settings_at(full_size(record), step).learning_rate_multiplier
         assert got == pytest.approx(expected, abs=5e-5)
 
 
 def test_momentum_warms_up() -> None:
     config = full_size(18)
-    assert [momentum_at(config, step) for step in (0, 150, 300, 1000)] == pytest.approx(
+    assert [settings_at(config, step).momentum for step in (0, 150, 300, 1000)] == pytest.approx(
         [0.85, 0.9, 0.95, 0.95]
     )
-    assert momentum_at(full_size(8), 0) == 0.95
+    assert settings_at(full_size(8), 0).momentum == 0.95
 
 
 def test_systems_only_records_change_nothing_and_say_so() -> None:

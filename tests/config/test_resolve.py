@@ -5,8 +5,11 @@ from typing import get_args
 
 import pytest
 
+from speedrun.config.experiment import all_differences
+from speedrun.config.fields import Technique
 from speedrun.config.files import Kind, chain, names
-from speedrun.config.resolve import describe, difference, from_toml, resolve, to_toml
+from speedrun.config.resolve import describe, from_toml, resolve, schema_fields, techniques, to_toml
+from speedrun.config.schema import MOVED
 from speedrun.errors import ConfigError
 
 
@@ -26,7 +29,7 @@ def test_layers_win_in_order_and_remember_their_origin(tmp_path: Path) -> None:
     assert resolved.origin["model.width"] == f"track {track}"
     assert resolved.origin["model.heads"] == "override"
     assert resolved.origin["train.seed"] == "option"
-    assert ("batch.microbatch", 0, "default") in resolved.rows()
+    assert ("machine.microbatch", 0, "default") in resolved.rows()
     assert (resolved.config.recipe, resolved.config.track) == ("child", "track")
 
 
@@ -84,9 +87,9 @@ def test_batches_that_ranks_and_microbatches_cannot_share_are_refused() -> None:
     assert config.microbatches(world=4) == 1
     with pytest.raises(ConfigError, match=r"batch\.tokens = 8192 .* 16 sequences .* 3 ranks"):
         config.microbatches(world=3)
-    config = resolve("modern", "nano", ["batch.microbatch=4"]).config
+    config = resolve("modern", "nano", ["machine.microbatch=4"]).config
     assert config.microbatches(world=2) == 2
-    with pytest.raises(ConfigError, match=r"batch\.microbatch = 4 .* 2 sequences"):
+    with pytest.raises(ConfigError, match=r"machine\.microbatch = 4 .* 2 sequences"):
         config.microbatches(world=8)
 
 
@@ -127,9 +130,9 @@ def test_every_key_is_described() -> None:
 
 
 def test_difference_lists_what_resolved_values_differ_in() -> None:
-    rows = difference(resolve("modern").config, resolve("modern-cosine").config)
+    rows = all_differences(resolve("modern").config, resolve("modern-cosine").config)
     assert ("schedule.shape", "trapezoid", "cosine") in rows
-    assert difference(resolve("modern").config, resolve("modern").config) == []
+    assert all_differences(resolve("modern").config, resolve("modern").config) == []
 
 
 def test_schedules_scale_with_the_length_of_the_run() -> None:
@@ -137,3 +140,61 @@ def test_schedules_scale_with_the_length_of_the_run() -> None:
     assert config.schedule.steps == 1000
     assert config.scaled(config.schedule.cooldown) == config.schedule.cooldown // 10
     assert resolve("modern", "nano", ["train.steps=0"]).config.steps == 1000
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_key_that_moved_is_refused_by_its_old_name_with_the_new_one_named(
+    old: str, tmp_path: Path
+) -> None:
+    new = MOVED[old]
+    assert new in describe()
+    assert old not in describe()
+    section, key = old.split(".")
+    recipe, track = tmp_path / "mine.toml", tmp_path / "track.toml"
+    recipe.write_text(f'extends = "modern"\n[{section}]\n{key} = "auto"\n')
+    track.write_text(f'extends = "nano"\n[scale]\n"{old}" = 2.0\n')
+    for recipe_name, track_name, words in (
+        ("modern", "nano", [f"{old}=1"]),
+        (str(recipe), "nano", []),
+        ("modern", str(track), []),
+    ):
+        with pytest.raises(ConfigError, match=f"'{old}' .* is now called '{new}'"):
+            resolve(recipe_name, track_name, words)
+
+
+def test_a_stored_config_with_old_names_is_read(tmp_path: Path) -> None:
+    stored = tmp_path / "config.toml"
+    stored.write_text(
+        'recipe = "modern"\ntrack = "nano"\n[attention]\nbackend = "dense"\n'
+        "[batch]\nmicrobatch = 2\n"
+        '[train]\nthreads = 3\ndevice = "cpu"\nprecision = "fp32"\ncompile = "block"\nseed = 4\n'
+    )
+    config = from_toml(stored)
+    machine = config.machine
+    assert (machine.attention, machine.microbatch, machine.threads) == ("dense", 2, 3)
+    assert (machine.device, machine.precision, machine.compile) == ("cpu", "fp32", "block")
+    assert config.train.seed == 4
+
+
+def marks() -> dict[str, tuple[str, Technique]]:
+    return {
+        mark.name: (key, mark)
+        for key, field in schema_fields()
+        for mark in field.metadata
+        if isinstance(mark, Technique)
+    }
+
+
+def test_techniques_are_marked_in_the_schema_and_can_be_taken_out() -> None:
+    assert len(marks()) >= 19
+    for key, mark in marks().values():
+        assert {key, *mark.also} <= set(describe())
+    best = techniques(resolve("best", "nano").config)
+    assert best.keys() >= {"Muon", "softcap", "key offset", "half-truncated rotary", "U-net skips"}
+    for name, values in best.items():
+        without = resolve("best", "nano", (), values).config
+        assert name not in techniques(without)
+
+
+def test_a_recipe_without_techniques_claims_none() -> None:
+    assert techniques(resolve("baseline", "nano").config) == {}

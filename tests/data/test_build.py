@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from speedrun.data.build import build_dataset, build_notes, default_dataset
+from speedrun.data.build import build_dataset, build_notes
 from speedrun.data.corpus import is_validation, open_corpus
-from speedrun.data.shards import Dataset, read_tokens
+from speedrun.data.dataset import Dataset
+from speedrun.data.shards import read_tokens
 from speedrun.data.staging import locked_folder
-from speedrun.data.tokenizer import BpeTokenizer, TokenIds, train_bpe
+from speedrun.data.tokenizer import train_bpe
 from speedrun.errors import ConfigError, DataError
 from tests.waiting import PATIENCE, wait_for
 
@@ -119,10 +120,13 @@ def test_the_bpe_learns_from_training_documents_alone(tmp_path: Path) -> None:
     path = write_stories(tmp_path / "a.jsonl", 200)
     first = build_dataset([str(path)], tmp_path / "one", "bpe:300")
     bound = int(0.05 * 2**64)
-    documents = list(open_corpus([str(path)]).documents())
-    train = [each.text for each in documents if not is_validation(each.hash(), bound)]
+    texts = [document.text for document in open_corpus([str(path)]).documents()]
+    hashes = [hashlib.sha256(text.encode()).digest() for text in texts]
+    train = [
+        text for text, each in zip(texts, hashes, strict=True) if not is_validation(each, bound)
+    ]
     assert first.splits["val"].documents == 200 - len(train) > 0
-    everything = train_bpe([each.text for each in documents], 300)
+    everything = train_bpe(texts, 300)
     assert first.tokenizer_fingerprint != everything.fingerprint
     assert first.tokenizer_fingerprint == train_bpe(train, 300).fingerprint
 
@@ -234,30 +238,6 @@ def test_two_builds_at_once(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]
 
 
-def test_default_dataset_is_built_once_by_several_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
-    path = write_stories(tmp_path / "my stories.jsonl", 400)
-    code = (
-        "import sys; from speedrun.data.build import default_dataset;"
-        "print(default_dataset(sys.argv[1:], 'bpe:300'))"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = {process.communicate(timeout=PATIENCE)[0] for process in running}
-    assert len(answers) == 1
-    folder = Path(answers.pop().strip())
-    assert list((tmp_path / "home/datasets").iterdir()) == [folder]
-    assert folder.name.startswith("my-stories.jsonl-bpe-300-")
-    before = folder.stat().st_mtime_ns
-    os.utime(path)
-    assert default_dataset([str(path)], "bpe:300") == folder
-    assert folder.stat().st_mtime_ns == before
-    write_stories(path, 401)
-    assert default_dataset([str(path)], "bpe:300") != folder
-
-
 def killed_builds(command: list[str], out: Path, whole: dict[str, bytes], when: list[int]) -> int:
     """Kill a build once it has each number of files of `when`, then let it end; kills that hit."""
     partial = out.with_name(out.name + ".partial")
@@ -296,82 +276,12 @@ def test_a_killed_build_goes_on_and_ends_in_the_same_bytes(tmp_path: Path) -> No
     assert not list(tmp_path.glob("*.partial"))
 
 
-def stop_at(path: Path, out: Path, tokenizer: str, shards: int) -> None:
-    """Build until `shards` shards are journaled, then die as if killed."""
-    code = BUILD.replace(
-        "build_dataset(sources",
-        "import os, speedrun.data.journal as journal\n"
-        "save = journal.Journal.save\n"
-        "def dying(self, folder):\n"
-        "    save(self, folder)\n"
-        "    done = sum(len(state.shards) for state in self.splits.values())\n"
-        f"    if done == {shards}: os._exit(9)\n"
-        "journal.Journal.save = dying\n"
-        "build_dataset(sources",
-    )
-    job = json.dumps([[str(path)], str(out), tokenizer, {"shard_tokens": 15_000}])
-    assert subprocess.run([sys.executable, "-c", code, job]).returncode == 9
-
-
-def test_finished_work_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_stories(tmp_path / "a.jsonl", 800)
-    build_dataset([str(path)], tmp_path / "whole", "bpe:300", shard_tokens=15_000)
-    out, partial = tmp_path / "out", tmp_path / "out.partial"
-    stop_at(path, out, "bpe:300", shards=6)
-    shard = partial / "speedrun_train_000003.bin"
-    written = shard.stat().st_mtime_ns
-    stages: set[str] = set()
-    encoded: list[str] = []
-    encode = BpeTokenizer.encode_batch
-
-    def watched(self: BpeTokenizer, texts: list[str]) -> list[TokenIds]:
-        encoded.extend(texts)
-        return encode(self, texts)
-
-    def note(stage: str, *_: int) -> None:
-        stages.add(stage)
-
-    monkeypatch.setattr(BpeTokenizer, "encode_batch", watched)
-    build_dataset([str(path)], out, "bpe:300", shard_tokens=15_000, progress=note)
-    assert stages == {"encode"}, "scanned or trained again"
-    assert (out / shard.name).stat().st_mtime_ns == written, "wrote a finished shard again"
-    assert 0 < len(encoded) < 800, "encoded finished documents again"
-    assert contents(out) == contents(tmp_path / "whole")
-
-
-@pytest.mark.parametrize(
-    "name", ["speedrun_train_000001.bin", "journal.json", "tokenizer/spec.json"]
-)
-def test_damage_to_an_unfinished_build_is_repaired(tmp_path: Path, name: str) -> None:
-    path = write_stories(tmp_path / "a.jsonl", 800)
-    build_dataset([str(path)], tmp_path / "whole", "bpe:300", shard_tokens=15_000)
-    stop_at(path, tmp_path / "out", "bpe:300", shards=6)
-    damaged = tmp_path / "out.partial" / name
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2 :] = b"?" * 10
-    damaged.write_bytes(data)
-    build_dataset([str(path)], tmp_path / "out", "bpe:300", shard_tokens=15_000)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_an_unfinished_build_of_something_else_is_not_used(tmp_path: Path) -> None:
-    path = write_stories(tmp_path / "a.jsonl", 800)
-    stop_at(path, tmp_path / "out", "bpe:300", shards=6)
-    write_stories(path, 700)
-    build_dataset([str(path)], tmp_path / "whole", "byte", shard_tokens=50_000)
-    build_dataset([str(path)], tmp_path / "out", "byte", shard_tokens=50_000)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-# Not ru_maxrss, which a child begins with at its parent's.
 MEASURE = """
-import re
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) >> 10
-small = [sources[0]]
-build_dataset(small, Path(out + "-small"), tokenizer, **options)
-before = peak()
+from speedrun.hardware import peak_memory_bytes
+build_dataset([sources[0]], Path(out + "-small"), tokenizer, **options)
+before = peak_memory_bytes()
 build_dataset(sources, Path(out), tokenizer, **options)
-print(peak() - before)
+print(peak_memory_bytes() - before >> 20)
 """
 
 

@@ -5,21 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from speedrun.data.download import download
-from speedrun.data.shards import Dataset
+from speedrun.data.dataset import Dataset
+from speedrun.data.download import RETRIES, download
 from speedrun.errors import ConfigError, DataError, SpeedrunError
 from tests.hub import Hub, serve_hub
 
 pytest.importorskip("huggingface_hub")
-CHUNK = 1 << 14
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with serve_hub(tmp_path) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.address)
-        # The hub's client writes 10 MB at a time; these files are 0.4 MB.
-        monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", CHUNK)
+        monkeypatch.setattr("speedrun.data.download.RETRY_SECONDS", 0.0)
         yield server
 
 
@@ -29,12 +27,9 @@ def test_the_first_shards_arrive_and_make_a_dataset(tmp_path: Path, hub: Hub) ->
     names = ["fineweb_train_000001.bin", "fineweb_train_000002.bin", "fineweb_val_000000.bin"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert all((out / name).read_bytes() == hub.files[name] for name in names)
-    assert seen[0] == ("fineweb_val_000000.bin", 0, seen[0][2])
-    assert seen[-1] == (
-        "fineweb_train_000002.bin",
-        seen[0][2],
-        sum(len(hub.files[n]) for n in names),
-    )
+    total = sum(len(hub.files[name]) for name in names)
+    assert seen[0] == ("fineweb_val_000000.bin", 0, total)
+    assert seen[-1] == ("fineweb_train_000002.bin", total, total)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     dataset = Dataset.open(out)
     assert dataset.vocab_size == 50257
@@ -45,15 +40,34 @@ def test_the_first_shards_arrive_and_make_a_dataset(tmp_path: Path, hub: Hub) ->
 
 
 def test_a_cut_connection_goes_on_at_the_next_byte(tmp_path: Path, hub: Hub) -> None:
-    hub.cut_after = [6 * CHUNK, 3 * CHUNK + 5]
+    hub.cut_after = [100_000, 50_005]
     download("fineweb10B", tmp_path / "out", 1)
     name = "fineweb_val_000000.bin"
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
-    assert [wanted for file, wanted in hub.requests if file == name] == [
-        "",
-        f"bytes={6 * CHUNK}-",
-        f"bytes={9 * CHUNK}-",
-    ]
+    asked = [wanted for file, wanted in hub.requests if file == name]
+    assert asked == ["", "bytes=100000-", "bytes=150005-"]
+
+
+def test_a_hub_that_knows_no_ranges_sends_all_again(tmp_path: Path, hub: Hub) -> None:
+    hub.cut_after, hub.knows_ranges = [100_000], False
+    download("fineweb10B", tmp_path / "out", 1)
+    name = "fineweb_val_000000.bin"
+    assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
+    assert [wanted for file, wanted in hub.requests if file == name] == ["", "bytes=100000-"]
+
+
+def test_connections_that_bring_nothing_are_given_up(tmp_path: Path, hub: Hub) -> None:
+    hub.cut_after = [7000, *[0] * 20]
+    with pytest.raises(DataError, match=r"fineweb_val_000000\.bin stopped at byte 7000 of 401024"):
+        download("fineweb10B", tmp_path / "out", 1)
+    assert len(hub.requests) == 1 + RETRIES
+
+
+def test_a_refusal_is_not_asked_again(tmp_path: Path, hub: Hub) -> None:
+    del hub.files["fineweb_val_000000.bin"]
+    with pytest.raises(DataError, match=r"stopped at byte 0 of 401024 \(.*404") as caught:
+        download("fineweb10B", tmp_path / "out", 1)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_stopped_download_goes_on_in_another_run(tmp_path: Path, hub: Hub) -> None:
@@ -67,12 +81,15 @@ def test_a_stopped_download_goes_on_in_another_run(tmp_path: Path, hub: Hub) -> 
     name = "fineweb_val_000000.bin"
     with pytest.raises(StopError):
         download("fineweb10B", tmp_path / "out", 1, stop)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{name}.partial"]
+    (partial,) = (tmp_path / "out").iterdir()
+    assert partial.name == f"{name}.partial"
+    arrived = partial.stat().st_size
+    assert 0 < arrived < len(hub.files[name])
     with pytest.raises(DataError):
         Dataset.open(tmp_path / "out")
     hub.requests.clear()
     download("fineweb10B", tmp_path / "out", 1)
-    assert hub.requests[0] == (name, f"bytes={CHUNK}-")
+    assert hub.requests[0] == (name, f"bytes={arrived}-")
     assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
 
 

@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speedrun.bench.loader import measure_loader
+from speedrun.data.dataset import Dataset
 from speedrun.data.loader import (
     Batch,
+    BatchOrder,
     Loader,
     Order,
-    Schedule,
-    ValidationBatches,
     make_batch,
     permutation,
     rows_of,
 )
-from speedrun.data.shards import Dataset, Split, write_shard
+from speedrun.data.shards import Split, write_shard
 from speedrun.errors import ConfigError, DataError
 from tests.waiting import wait_for
 
@@ -76,25 +76,14 @@ def record_18(shards: list[list[int]]) -> Iterator[list[int]]:
 
 
 def twin(rows: list[list[int]], eot: int = EOT) -> dict[str, list[list[int]]]:
-    """Inputs, targets, document ids and positions, one token at a time."""
-    result: dict[str, list[list[int]]] = {
-        "inputs": [],
-        "targets": [],
-        "documents": [],
-        "positions": [],
-    }
+    """Inputs, targets and document ids, one token at a time."""
+    result: dict[str, list[list[int]]] = {"inputs": [], "targets": [], "documents": []}
     for row in rows:
-        documents, positions = [], []
-        document = position = 0
-        for index, token in enumerate(row[:-1]):
-            if token == eot:
-                document += 1
-                position = 0
-            elif index:
-                position += 1
+        documents, document = [], 0
+        for token in row[:-1]:
+            document += token == eot
             documents.append(document)
-            positions.append(position)
-        for name, values in zip(result, (row[:-1], row[1:], documents, positions), strict=True):
+        for name, values in zip(result, (row[:-1], row[1:], documents), strict=True):
             result[name].append(values)
     return result
 
@@ -112,7 +101,7 @@ def test_sequential_is_record_18_token_by_token(tmp_path: Path) -> None:
         rows = [tokens[start : start + SEQ + 1] for start in range(0, BATCH, SEQ)]
         assert as_lists(batch) == twin(rows)
         assert batch.targets.dtype == torch.int64
-        assert {batch.inputs.dtype, batch.documents.dtype, batch.positions.dtype} == {torch.int32}
+        assert {batch.inputs.dtype, batch.documents.dtype} == {torch.int32}
 
 
 def test_sequential_at_the_scale_of_the_records(tmp_path: Path) -> None:
@@ -121,7 +110,7 @@ def test_sequential_at_the_scale_of_the_records(tmp_path: Path) -> None:
             file.write(struct.pack("<3i", 20240520, 1, 100_000_000))
             file.truncate(1024 + 200_000_000)
     counts = Dataset.open(tmp_path).split("train").counts
-    schedule = Schedule(counts, 524_288, 0, "sequential")
+    schedule = BatchOrder(counts, 524_288, 0, "sequential")
     assert schedule.batches.tolist() == [190] * 8
     assert 100_000_000 - 190 * 524_288 == 385_280
     assert schedule.locate(0) == (0, 0)
@@ -198,27 +187,24 @@ def test_an_epoch_visits_no_row_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_seeking_equals_iterating(tmp_path: Path, order: Order) -> None:
+def test_starting_anywhere_equals_iterating(tmp_path: Path, order: Order) -> None:
     split, _ = make_split(tmp_path, [500, 130, 321])
-    batches = take(make_loader(split, order=order, prefetch=1), 40)
-    with make_loader(split, order=order, start=17, prefetch=3, keep_bytes=0) as loader:
-        assert loader.position == 17
-        assert same(next(loader), batches[17])
-        assert loader.position == 18
-        for step in (38, 0, 13, 14, 12, 26, 18, 2):
-            loader.seek(step)
+    batches = take(make_loader(split, order=order), 40)
+    for step in (17, 38, 0, 13, 14, 12, 26, 18, 2):
+        with make_loader(split, order=order, start=step, keep_bytes=0) as loader:
             assert loader.position == step
             assert same(next(loader), batches[step])
             assert same(next(loader), batches[step + 1])
-        assert loader.wait_seconds > 0
+            assert loader.position == step + 2
+            assert loader.wait_seconds > 0
 
 
 def test_batches_are_made_before_they_are_asked_for(tmp_path: Path) -> None:
     split, _ = make_split(tmp_path, [500])
-    with make_loader(split, prefetch=3) as loader:
+    with make_loader(split) as loader:
         next(loader)
         wait_for(lambda: all(future.done() for future in loader._ready), "batches ahead")
-        assert len(loader._ready) == 3
+        assert len(loader._ready) == 2
     assert not [t for t in threading.enumerate() if t.name.startswith(("batch-b", "shard-r"))]
 
 
@@ -252,13 +238,11 @@ def test_batches_go_to_the_device(tmp_path: Path) -> None:
     split, _ = make_split(tmp_path, [500])
     (batch,) = take(make_loader(split, device="meta"), 1)
     assert {tensor.device.type for tensor in vars(batch).values()} == {"meta"}
-    batch = next(iter(validation(split, 64, device=torch.device("meta"))))
-    assert batch.targets.device.type == "meta"
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=7, max_size=7), min_size=1, max_size=5))
-def test_documents_and_positions_are_their_plain_twins(rows: list[list[int]]) -> None:
+def test_documents_are_their_plain_twins(rows: list[list[int]]) -> None:
     assert as_lists(make_batch(np.array(rows, dtype=np.uint16), eot=0)) == twin(rows, eot=0)
 
 
@@ -275,8 +259,8 @@ def test_damage_met_on_the_way_reaches_the_consumer(tmp_path: Path) -> None:
                 next(loader)
         assert loader.position == 3
     split.paths[1].write_bytes(split.paths[1].read_bytes()[:-10])
-    with make_loader(split, keep_bytes=0) as loader:
-        loader.seek(3)
+    with make_loader(split, keep_bytes=0, start=2) as loader:
+        next(loader)
         with pytest.raises(DataError, match=r"x_train_000001.bin is truncated at byte 1144"):
             next(loader)
     write_shard(split.paths[1], np.zeros(5 * BATCH, dtype=np.uint16))
@@ -306,52 +290,6 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         make_loader(split, world=3)
     with pytest.raises(ConfigError, match=r"batch of 64 tokens .* rows of 10"):
         make_loader(split, seq_len=10)
-    with pytest.raises(ConfigError, match="'random'"):
-        make_loader(split, order="random")
-
-
-def validation(split: Split, tokens: int, **options: Any) -> ValidationBatches:
-    defaults = {"seq_len": SEQ, "batch_tokens": BATCH, "vocab_size": VOCAB, "eot": EOT}
-    return ValidationBatches(split, tokens=tokens, **{**defaults, **options})
-
-
-def test_validation_is_the_first_tokens_in_order(tmp_path: Path) -> None:
-    split, shards = make_split(tmp_path, [100, 20, 100], "val")
-    stream = list(itertools.chain(*shards))
-    rows = [stream[start : start + SEQ + 1] for start in range(0, 192, SEQ)]
-    batches = validation(split, 192)
-    assert len(batches) == 3
-    expected = [twin(rows[first : first + 8]) for first in (0, 8, 16)]
-    for _ in range(2):  # the same again at every validation
-        assert [as_lists(batch) for batch in batches] == expected
-    for world in (2, 4, 8):
-        ranks = [list(validation(split, 192, rank=rank, world=world)) for rank in range(world)]
-        for batch, *parts in zip(batches, *ranks, strict=True):
-            for name, tensor in vars(batch).items():
-                assert torch.equal(tensor, torch.cat([getattr(part, name) for part in parts]))
-
-
-def test_validation_at_the_scale_of_the_records(tmp_path: Path) -> None:
-    with (tmp_path / "fineweb_val_000000.bin").open("wb") as file:
-        file.write(struct.pack("<3i", 20240520, 1, 100_000_000))
-        file.truncate(1024 + 200_000_000)
-    split = Dataset.open(tmp_path).split("val")
-    batches = validation(
-        split, 10_485_760, seq_len=65_536, batch_tokens=524_288, vocab_size=50_257, eot=50_256
-    )
-    assert len(batches) == 20
-    assert 20 * next(iter(batches)).targets.numel() == 10_485_760
-
-
-def test_validation_mistakes_are_named(tmp_path: Path) -> None:
-    split, _ = make_split(tmp_path, [128], "val")
-    with pytest.raises(DataError, match=r"holds 128 tokens.* needs 129; set validation.tokens=64"):
-        validation(split, 128)
-    with pytest.raises(ConfigError, match=r"validation.tokens=100 .* set validation.tokens=64"):
-        validation(split, 100)
-    short, _ = make_split(tmp_path, [30], "val")
-    with pytest.raises(DataError, match="more text"):
-        validation(short, 64)
 
 
 @pytest.mark.parametrize("order", ORDERS)

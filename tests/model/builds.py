@@ -8,7 +8,7 @@ import platform
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,26 @@ V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 HERE_NAMES = ("this machine", "x86-64-v3", "own threads", "clang++", "clang++ with OpenMP")
 NAMES = (*HERE_NAMES, "aarch64")  # emulated, so some 100 times slower
+
+
+def needs(*commands: str) -> None:
+    """Skips a test where one of these is not installed."""
+    for command in commands:
+        if shutil.which(command) is None:
+            pytest.skip(f"{command} is not installed")
+
+
+def assert_threads_do_not_matter(run: Callable[[], tuple[Tensor, ...]]) -> None:
+    """The same bits, whatever the number of threads."""
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            results.append(run())
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def runs_v3() -> bool:
@@ -104,8 +124,8 @@ class Emulated(native.Kernel):
         parts, tensors = [struct.pack("<Q", len(name)), name.encode()], []
         for x in arguments:
             tensor = x.tensor if isinstance(x, native.View) else x
-            if isinstance(x, native.Shape):
-                parts.append(struct.pack("<c5q", b"s", *x.numbers))
+            if isinstance(x, tuple):
+                parts.append(struct.pack("<c5q", b"s", *x))
             elif isinstance(tensor, Tensor):
                 packed = tensor.detach().contiguous()
                 if tensor is x:

@@ -226,15 +226,7 @@ RUNS: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
 def test_bits_do_not_depend_on_the_number_of_threads(
     run: Callable[..., Tensor], inputs: list[Tensor]
 ) -> None:
-    threads, results = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 3):
-            torch.set_num_threads(n)
-            results.append(with_gradients(run, *inputs))
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    builds.assert_threads_do_not_matter(lambda: with_gradients(run, *inputs))
 
 
 @native_only

@@ -1,4 +1,4 @@
-"""Masks against the rules said pair by pair, and against FlexAttention's own builder."""
+"""Masks against their conditions pair by pair, and against FlexAttention's own builder."""
 
 import pytest
 import torch
@@ -8,35 +8,29 @@ from torch import Tensor
 
 from speedrun.bench.attention import mixed_documents
 from speedrun.bench.mask import library_mask, same_blocks
-from speedrun.model.attention import flex_mask
-from speedrun.model.mask import (
-    BLOCK,
-    WindowRule,
-    block_lists,
-    dense_mask,
-    document_ids,
-    first_key,
-)
+from speedrun.config.schema import BLOCK
+from speedrun.model.mask import WindowUnit, block_lists, dense_mask, first_key
+from speedrun.model.plan import flex_mask
 
-RULES: tuple[WindowRule, ...] = ("blocks", "tokens", "tokens_in_blocks")
+UNITS: tuple[WindowUnit, ...] = ("blocks", "tokens", "tokens_in_blocks")
 
 
 def scalar(value: int) -> Tensor:
     return torch.tensor(value, dtype=torch.int32)
 
 
-def pairs(documents_BT: Tensor, window: int | None, rule: WindowRule) -> Tensor:
+def pairs(documents_BT: Tensor, window: int | None, unit: WindowUnit) -> Tensor:
     """The reference: every pair asked in plain integers."""
     B, T = documents_BT.shape
     q, k = torch.arange(T).view(-1, 1), torch.arange(T).view(1, -1)
     seen = (q >= k).repeat(B, 1, 1)
     seen &= documents_BT.view(B, T, 1) == documents_BT.view(B, 1, T)
     if window is not None:
-        if rule in ("tokens", "tokens_in_blocks"):
+        if unit in ("tokens", "tokens_in_blocks"):
             seen &= q - k < window
-        if rule == "blocks":
+        if unit == "blocks":
             seen &= q // 128 - k // 128 < window
-        if rule == "tokens_in_blocks":
+        if unit == "tokens_in_blocks":
             seen &= q // 128 - k // 128 < -(-window // 128)
     return seen
 
@@ -59,26 +53,26 @@ windows = st.one_of(st.none(), st.integers(1, 6), st.integers(1, 700))
 
 
 @settings(max_examples=60, deadline=None)
-@given(documents(), windows, st.sampled_from(RULES))
-def test_first_key_and_dense_mask_say_the_rules(
-    documents_BT: Tensor, window: int | None, rule: WindowRule
+@given(documents(), windows, st.sampled_from(UNITS))
+def test_first_key_and_dense_mask_say_the_same(
+    documents_BT: Tensor, window: int | None, unit: WindowUnit
 ) -> None:
     w = None if window is None else scalar(window)
-    expected = pairs(documents_BT, window, rule)
-    assert torch.equal(dense_mask(documents_BT, w, rule), expected)
-    first_BT = first_key(documents_BT, w, rule)
+    expected = pairs(documents_BT, window, unit)
+    assert torch.equal(dense_mask(documents_BT, w, unit), expected)
+    first_BT = first_key(documents_BT, w, unit)
     t_T = torch.arange(documents_BT.shape[1])
     assert first_BT.dtype == torch.int32
     assert torch.equal((t_T >= first_BT[..., None]) & (t_T <= t_T[:, None]), expected)
 
 
 @settings(max_examples=60, deadline=None)
-@given(documents(), windows, st.sampled_from(RULES))
+@given(documents(), windows, st.sampled_from(UNITS))
 def test_block_lists_rebuild_the_dense_mask(
-    documents_BT: Tensor, window: int | None, rule: WindowRule
+    documents_BT: Tensor, window: int | None, unit: WindowUnit
 ) -> None:
-    expected = pairs(documents_BT, window, rule)
-    lists = block_lists(first_key(documents_BT, None if window is None else scalar(window), rule))
+    expected = pairs(documents_BT, window, unit)
+    lists = block_lists(first_key(documents_BT, None if window is None else scalar(window), unit))
     T = documents_BT.shape[1]
     n = -(-T // BLOCK)
     assert lists.partial_index.shape == lists.full_index.shape == (len(documents_BT), n, n)
@@ -97,7 +91,7 @@ def test_block_lists_rebuild_the_dense_mask(
                     assert K == Q or not tile.all()
             assert len(set(full)) == len(full)
             assert len(set(partial)) == len(partial)
-    if window == 1 and rule == "blocks":
+    if window == 1 and unit == "blocks":
         assert not lists.full_count.any()
 
 
@@ -145,9 +139,3 @@ def test_tokens_in_blocks_loses_the_farthest_block(
     first_BT = first_key(torch.zeros(1, T, dtype=torch.int32), scalar(window), "tokens_in_blocks")
     seen = (torch.arange(T) - first_BT[0] + 1)[-BLOCK:].tolist()
     assert (min(seen), max(seen), sum(seen) / BLOCK) == (least, most, mean)
-
-
-def test_end_of_text_opens_a_document_and_rows_count_alone() -> None:
-    tokens = torch.tensor([[5, 0, 5, 5], [0, 0, 5, 0]])
-    assert document_ids(tokens, 0).tolist() == [[0, 1, 1, 1], [1, 2, 2, 3]]
-    assert document_ids(tokens, None).tolist() == [[0] * 4] * 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -56,9 +55,7 @@ def test_hot_loops_are_vectors(
     if not builds.X86 and cpu.startswith("x86"):
         pytest.skip(f"{compiler} here builds for {platform.machine()}")
     objdump = "objdump" if cpu.startswith("x86") else builds.CROSS.replace("g++", "objdump")
-    for command in (compiler, objdump):
-        if shutil.which(command) is None:
-            pytest.skip(f"{command} is not installed")
+    builds.needs(compiler, objdump)
     library = tmp_path / "kernels.so"
     if said := Build((compiler,), cpu, openmp).run(library):
         if openmp and compiler == "clang++" and "omp" in said:
@@ -77,7 +74,8 @@ def test_hot_loops_are_vectors(
 
 def test_a_scalar_loop_would_be_seen(tmp_path: Path) -> None:
     """The loop that g++ 12 left scalar for AVX2, and in front of it one that it did not."""
-    if not builds.X86 or shutil.which("g++") is None or shutil.which("objdump") is None:
+    builds.needs("g++", "objdump")
+    if not builds.X86:
         pytest.skip("this needs g++ and objdump for x86")
     source, library = tmp_path / "loops.cpp", tmp_path / "loops.so"
     source.write_text(
@@ -116,9 +114,10 @@ def test_what_this_machine_has_is_what_is_built() -> None:
 THREADS = """
 import os, sys, torch
 from speedrun.model import native
-from speedrun.model.attention import attend, plan_attention
+from speedrun.model.attention import attend
 from speedrun.model.fused import relu_squared
 from speedrun.model.native.build import Build
+from speedrun.model.plan import plan_layer
 kernel = native.load_build(Build(({compiler!r},), "native", openmp=False))
 native.load = lambda: kernel
 torch.set_num_threads(3)
@@ -132,7 +131,7 @@ assert len(tasks() - before) == 2, "two threads must help"
 assert torch.equal(relu_squared(x), expected)
 assert len(tasks() - before) == 2, "and the same two again"
 q = torch.randn(1, 3, 300, 32)
-attend(q, q, q, plan_attention("blocks", torch.zeros(1, 300, dtype=torch.int32), None), 0.2)
+attend(q, q, q, plan_layer("blocks", torch.zeros(1, 300, dtype=torch.int32), None), 0.2)
 assert len(tasks() - before) == 2, "and for attention too"
 # Helpers flush what the caller flushes, from the next call on.
 assert expected[0, 0] > 0
@@ -154,8 +153,7 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_without_openmp_all_cores_are_used(compiler: str) -> None:
-    if shutil.which(compiler) is None:
-        pytest.skip(f"{compiler} is not installed")
+    builds.needs(compiler)
     if not Path("/proc/self/task").exists():
         pytest.skip("threads are counted in /proc")
     words = [sys.executable, "-c", THREADS.format(compiler=compiler)]
@@ -216,8 +214,7 @@ def test_a_library_that_does_not_load_is_built_again(
 
 def test_a_compiler_without_openmp_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as Apple's, which refuses the option; and what it built is found the next time."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++ is not installed")
+    builds.needs("g++")
     compiler, calls = tmp_path / "compiler", tmp_path / "calls"
     compiler.write_text(
         f'#!/bin/sh\necho "$@" >> {calls}\n'
@@ -236,8 +233,7 @@ def test_a_compiler_without_openmp_will_do(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_compiler_may_be_several_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("g++ is not installed")
+    builds.needs("g++")
     monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "env LC_ALL=C g++ -Wall")
     monkeypatch.delenv(native.SWITCH, raising=False)

@@ -3,10 +3,6 @@
 import copy
 import io
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,24 +10,22 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from speedrun.config.schedule import trapezoid
 from speedrun.optim import (
-    Adam,
-    AdamRule,
+    AdamOptions,
     CombinedOptimizer,
     Muon,
-    MuonRule,
+    MuonOptions,
     NonFiniteGradientError,
     OptimError,
-    adam_everywhere,
-    read_rule,
 )
-from speedrun.optim.schedules import trapezoid
+from tests.test_imports import ROOT, import_graph, stage
 
-RULES = {
-    "hidden": MuonRule(lr=0.05),
-    "embedding": AdamRule(lr=0.6, betas=(0.8, 0.95)),
-    "head": AdamRule(lr=0.008, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.01),
-    "scalar": AdamRule(lr=0.04),
+OPTIONS = {
+    "hidden": MuonOptions(lr=0.05),
+    "embedding": AdamOptions(lr=0.6, betas=(0.8, 0.95)),
+    "head": AdamOptions(lr=0.008, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.01),
+    "scalar": AdamOptions(lr=0.04),
 }
 
 
@@ -77,7 +71,7 @@ def same(a: nn.Module, b: nn.Module, *, atol: float = 0.0, rtol: float = 0.0) ->
 
 def test_is_its_parts_side_by_side() -> None:
     net, twin = Net(), Net()
-    train(net, CombinedOptimizer(net.by_role(), RULES), range(5))
+    train(net, CombinedOptimizer(net.by_role(), OPTIONS), range(5))
     muon = Muon([twin.up.weight, twin.down.weight], lr=0.05)
     adam = torch.optim.AdamW(
         [
@@ -101,23 +95,8 @@ def test_is_its_parts_side_by_side() -> None:
     same(net, twin, atol=1e-4, rtol=1e-4)
 
 
-def test_bf16_tables_have_fp32_state_and_follow_the_fp32_path() -> None:
-    start = torch.randn(50, 8).bfloat16()
-    table, twin = nn.Parameter(start.clone()), nn.Parameter(start.float())
-    adam, other = Adam([table], lr=0.1, weight_decay=0.1), Adam([twin], lr=0.1, weight_decay=0.1)
-    for step in range(4):
-        grad = torch.randn(50, 8, generator=torch.Generator().manual_seed(step)).bfloat16()
-        table.grad, twin.grad = grad, grad.float()
-        adam.step()
-        other.step()
-    for slot in ("exp_avg", "exp_avg_sq"):
-        assert adam.state[table][slot].dtype == torch.float32
-        torch.testing.assert_close(adam.state[table][slot], other.state[twin][slot])
-    torch.testing.assert_close(table.float(), twin, atol=0.03, rtol=0.02)
-
-
 def test_plan_says_who_does_what() -> None:
-    optimizer = CombinedOptimizer(Net().by_role(), RULES)
+    optimizer = CombinedOptimizer(Net().by_role(), OPTIONS)
     plan = {row.name: row for row in optimizer.plan()}
     assert plan["up.weight"].optimizer == "muon"
     assert plan["up.weight"].state_bytes == 4 * 24 * 8
@@ -140,15 +119,15 @@ def test_plan_says_who_does_what() -> None:
 def test_hidden_state_is_half_of_adamws() -> None:
     net = Net()
     hidden = [entry for entry in net.by_role() if entry[2] == "hidden"]
-    muon = CombinedOptimizer(hidden, RULES)
-    adam = CombinedOptimizer(hidden, adam_everywhere(RULES, AdamRule(lr=1e-3)))
+    muon = CombinedOptimizer(hidden, OPTIONS)
+    adam = CombinedOptimizer(hidden, dict.fromkeys(OPTIONS, AdamOptions(lr=1e-3)))
     assert muon.state_bytes() * 2 == adam.state_bytes() == 8 * 384
 
 
 def test_adamw_everywhere_is_one_switch() -> None:
     net, twin = Net(), Net()
-    rules = adam_everywhere(RULES, AdamRule(lr=3e-3, weight_decay=0.1))
-    train(net, CombinedOptimizer(net.by_role(), rules), range(5))
+    options = dict.fromkeys(OPTIONS, AdamOptions(lr=3e-3, weight_decay=0.1))
+    train(net, CombinedOptimizer(net.by_role(), options), range(5))
     adam = torch.optim.AdamW(twin.parameters(), 3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     train(twin, adam, range(5))
     same(net, twin, atol=1e-6, rtol=1e-5)
@@ -158,9 +137,9 @@ def test_record_3_form() -> None:
     """AdamW on the tied table at a tenth of Muon's rate, one schedule for both."""
     net = Net()
     net.head.weight = net.table.weight
-    rules = {"hidden": MuonRule(lr=0.018, scale="none"), "embedding": AdamRule(lr=0.0018)}
-    listed = [entry for entry in net.by_role() if entry[2] in rules]
-    optimizer = CombinedOptimizer(listed, rules)
+    options = {"hidden": MuonOptions(lr=0.018, scale="none"), "embedding": AdamOptions(lr=0.0018)}
+    listed = [entry for entry in net.by_role() if entry[2] in options]
+    optimizer = CombinedOptimizer(listed, options)
     optimizer.set_multiplier(trapezoid(6000, 7000, warmup=250, cooldown=2000))
     rates = {group["role"]: group["lr"] for group in optimizer.param_groups}
     assert rates == {"hidden": pytest.approx(0.009), "embedding": pytest.approx(0.0009)}
@@ -168,40 +147,71 @@ def test_record_3_form() -> None:
 
 def test_unclaimed_and_doubled_parameters_are_refused() -> None:
     net = Net()
-    few = {role: rule for role, rule in RULES.items() if role != "scalar"}
-    with pytest.raises(OptimError, match=r"gains has role 'scalar', which no rule claims"):
+    few = {role: chosen for role, chosen in OPTIONS.items() if role != "scalar"}
+    with pytest.raises(OptimError, match=r"gains has role 'scalar', which has no options"):
         CombinedOptimizer(net.by_role(), few)
     twice = [*net.by_role(), ("alias", net.head.weight, "head")]
     with pytest.raises(OptimError, match=r"head\.weight and alias are one tensor"):
-        CombinedOptimizer(twice, RULES)
+        CombinedOptimizer(twice, OPTIONS)
     called = [("w", net.up.weight, "hidden"), ("w", net.down.weight, "hidden")]
     with pytest.raises(OptimError, match="two parameters are called w"):
-        CombinedOptimizer(called, RULES)
+        CombinedOptimizer(called, OPTIONS)
     with pytest.raises(OptimError, match="no parameters"):
-        CombinedOptimizer([], RULES)
+        CombinedOptimizer([], OPTIONS)
     with pytest.raises(OptimError, match=r"gains has shape \(8,\).*give it to Adam"):
-        CombinedOptimizer([("gains", net.gains, "hidden")], RULES)
-    optimizer = CombinedOptimizer(net.by_role(), RULES)
+        CombinedOptimizer([("gains", net.gains, "hidden")], OPTIONS)
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
     with pytest.raises(OptimError, match="make a new one"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
 
 
-def test_rules_from_plain_data() -> None:
-    rule = read_rule("qkv", {"kind": "muon", "lr": 0.02, "split_rows": 3})
-    assert rule == MuonRule(lr=0.02, split_rows=3)
-    assert read_rule("head", {"kind": "adam", "lr": 1e-3}) == AdamRule(lr=1e-3)
+def test_options_from_plain_data() -> None:
+    net = Net()
+    fused = nn.Parameter(torch.ones(24, 8))
+    given = {
+        "qkv": {"kind": "muon", "lr": 0.02, "split_rows": [8, 8, 8], "momentum": 0.9},
+        "head": {"kind": "adam", "lr": 1},
+    }
+    optimizer = CombinedOptimizer([("w", fused, "qkv"), ("h", net.head.weight, "head")], given)
+    muon, adam = optimizer.param_groups
+    assert (muon["lr"], muon["momentum"], muon["split_rows"]) == (0.02, 0.9, (8, 8, 8))
+    assert (adam["lr"], adam["betas"]) == (1.0, AdamOptions().betas)
     for options, message in (
-        ({"kind": "sgd", "lr": 1.0}, "kind='sgd'"),
-        ({"kind": "adam", "lr": 1.0, "momentum": 0.9}, "unknown option 'momentum'"),
+        ({"kind": "sgd", "lr": 1.0}, "role 'hidden' have kind='sgd'; use 'muon' or 'adam'"),
+        ({"kind": "adam", "lr": 1.0, "momentum": 0.9}, "momentum is not an option of adam; its"),
+        ({"kind": "adam", "lr": -1.0}, "role 'hidden': lr is -1.0, but it must be"),
         ({"kind": "muon"}, "no 'lr'"),
+        (MuonOptions(lr=0.1, split_qkv=True), "role 'hidden' set split_qkv, which only a recipe"),
+        (MuonOptions(momentum_start=0.85), "momentum_start, which only a recipe has"),
     ):
         with pytest.raises(OptimError, match=message):
-            read_rule("hidden", options)
+            CombinedOptimizer(net.by_role(), {**OPTIONS, "hidden": options})
+
+
+def test_loaded_options_are_checked_and_those_of_the_machine_stay() -> None:
+    net = Net()
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["role"] == "hidden"
+    saved["param_groups"][0] |= {"dtype": torch.float64, "lr": 0.0, "momentum": 0.5}
+    optimizer.load_state_dict(saved)
+    first = optimizer.param_groups[0]
+    assert (first["dtype"], first["lr"], first["momentum"]) == (None, 0.0, 0.5)
+    for changed, message in (
+        ({"momentum": 2.0}, "momentum is 2.0"),
+        ({"role": "head"}, "role=head, but this optimizer has role=hidden"),
+        ({"split_rows": 2}, "split_rows=2"),
+    ):
+        saved = optimizer.state_dict()
+        saved["param_groups"][0] |= {"lr": 0.7, **changed}
+        with pytest.raises(OptimError, match=message):
+            optimizer.load_state_dict(saved)
+        assert first["lr"] == 0.0
 
 
 def test_multiplier_scheduler_and_closure() -> None:
     net = Net()
-    optimizer = CombinedOptimizer(net.by_role(), RULES)
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
     assert isinstance(optimizer, torch.optim.Optimizer)
     optimizer.set_multiplier(0.25)
     assert {g["role"]: g["lr"] for g in optimizer.param_groups} == {
@@ -232,10 +242,10 @@ def test_multiplier_scheduler_and_closure() -> None:
 
 def test_resume_is_exact_by_state_dict_and_by_flat_tensors() -> None:
     straight = Net()
-    train(straight, CombinedOptimizer(straight.by_role(), RULES), range(6))
+    train(straight, CombinedOptimizer(straight.by_role(), OPTIONS), range(6))
 
     parted = Net()
-    first = CombinedOptimizer(parted.by_role(), RULES)
+    first = CombinedOptimizer(parted.by_role(), OPTIONS)
     train(parted, first, range(3))
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
@@ -243,12 +253,12 @@ def test_resume_is_exact_by_state_dict_and_by_flat_tensors() -> None:
     middle = copy.deepcopy(parted)
 
     file.seek(0)
-    second = CombinedOptimizer(parted.by_role(), RULES)
+    second = CombinedOptimizer(parted.by_role(), OPTIONS)
     second.load_state_dict(torch.load(file, weights_only=True))
     train(parted, second, range(3, 6))
     same(straight, parted)
 
-    third = CombinedOptimizer(middle.by_role(), RULES)
+    third = CombinedOptimizer(middle.by_role(), OPTIONS)
     third.import_state(load(flat))
     train(middle, third, range(3, 6))
     same(straight, middle)
@@ -256,7 +266,7 @@ def test_resume_is_exact_by_state_dict_and_by_flat_tensors() -> None:
 
 def test_flat_state_is_keyed_by_name_and_is_a_copy() -> None:
     net = Net()
-    optimizer = CombinedOptimizer(net.by_role(), RULES)
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
     train(net, optimizer, range(1))
     flat = optimizer.export_state()
     assert set(flat) == {"up.weight:momentum", "down.weight:momentum"} | {
@@ -271,7 +281,7 @@ def test_flat_state_is_keyed_by_name_and_is_a_copy() -> None:
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     net = Net()
-    optimizer = CombinedOptimizer(net.by_role(), RULES)
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
     train(net, optimizer, range(1))
     flat = optimizer.export_state()
     for broken, message in (
@@ -282,14 +292,14 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         with pytest.raises(OptimError, match=message):
             optimizer.import_state(broken)
     assert all(torch.equal(v, flat[k]) for k, v in optimizer.export_state().items())
-    twin = CombinedOptimizer(net.by_role(), adam_everywhere(RULES, AdamRule(lr=1e-3)))
-    with pytest.raises(OptimError, match="saved under other rules"):
+    twin = CombinedOptimizer(net.by_role(), dict.fromkeys(OPTIONS, AdamOptions(lr=1e-3)))
+    with pytest.raises(OptimError, match="saved under other options"):
         optimizer.import_state(twin.export_state())
 
 
 def test_a_non_finite_gradient_anywhere_stops_both_parts() -> None:
     net = Net()
-    optimizer = CombinedOptimizer(net.by_role(), RULES)
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
     train(net, optimizer, range(2))
     before, state = copy.deepcopy(net), optimizer.export_state()
     net.loss(tokens_at(2)).backward()  # type: ignore[no-untyped-call]
@@ -303,7 +313,7 @@ def test_a_non_finite_gradient_anywhere_stops_both_parts() -> None:
 
 def test_a_sparse_gradient_is_refused() -> None:
     table = nn.Embedding(11, 8, sparse=True)
-    optimizer = CombinedOptimizer([("table", table.weight, "embedding")], RULES)
+    optimizer = CombinedOptimizer([("table", table.weight, "embedding")], OPTIONS)
     table(tokens_at(0)).sum().backward()
     with pytest.raises(OptimError, match="gradient of table is sparse"):
         optimizer.step()
@@ -311,7 +321,7 @@ def test_a_sparse_gradient_is_refused() -> None:
 
 def test_a_deep_copy_goes_on_alone() -> None:
     net = Net()
-    optimizer = CombinedOptimizer(net.by_role(), RULES)
+    optimizer = CombinedOptimizer(net.by_role(), OPTIONS)
     train(net, optimizer, range(2))
     both: dict[str, Any] = copy.deepcopy({"net": net, "optimizer": optimizer})
     train(net, optimizer, range(2, 4))
@@ -319,24 +329,7 @@ def test_a_deep_copy_goes_on_alone() -> None:
     same(net, both["net"])
 
 
-def test_the_folder_works_without_the_rest_of_the_package(tmp_path: Path) -> None:
-    """Copied elsewhere under the same name, with nothing beside it, it imports and steps."""
-    source = Path(__file__).parents[2] / "speedrun" / "optim"
-    target = tmp_path / "speedrun" / "optim"
-    target.mkdir(parents=True)
-    for file in source.glob("*.py"):
-        (target / file.name).write_text(file.read_text())
-    program = (
-        "import torch, speedrun.optim as o; p = torch.nn.Parameter(torch.ones(3, 3));"
-        "p.grad = torch.eye(3); o.Muon([p]).step();"
-        "assert 'site-packages' not in o.__file__; print(o.__file__)"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.stdout.startswith(str(tmp_path)), child.stderr
+def test_the_optimizers_need_only_the_declarations_of_options_and_schedules() -> None:
+    stages = ("config", "optim")
+    needed = [names for module, names in import_graph(ROOT).items() if stage(module) in stages]
+    assert {stage(name) for names in needed for name in names} == {*stages, "errors"}

@@ -20,26 +20,29 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.optim import (
-    AdamRule,
+    AdamOptions,
     CombinedOptimizer,
     Muon,
-    MuonRule,
+    MuonOptions,
     NonFiniteGradientError,
+    OptimError,
+    buckets,
     orthogonalize,
-    walk,
 )
+from tests.optim import test_muon
+from tests.optim.test_base import RowMuon
+from tests.optim.test_muon import set_grads, train
 from tests.waiting import PATIENCE
 
 RANKS = 4
-# 7 squares and 5 rectangles (tall ones lie down) divide by none of 2, 3, 4; one shape is alone;
-# 4 of the fused kind are cut unequally.
+# 7 squares, 3 wide and 2 tall ones do not all divide by 2, 3 or 4; one shape is alone; 4 of the
+# fused kind are split unequally.
 SHAPES = [(16, 16)] * 7 + [(12, 40), (40, 12), (12, 40), (40, 12), (12, 40)] + [(9, 9)]
 FUSED = [(24, 8)] * 4
 
 
 def make_params() -> list[Parameter]:
-    g = torch.Generator().manual_seed(0)
-    return [Parameter(torch.randn(shape, generator=g) * 0.1) for shape in SHAPES + FUSED]
+    return test_muon.make_params(SHAPES + FUSED)
 
 
 def make_muon(params: list[Parameter], group: Any = None) -> Muon:
@@ -49,18 +52,6 @@ def make_muon(params: list[Parameter], group: Any = None) -> Muon:
         {"params": named[len(SHAPES) :], "split_rows": (16, 4, 4)},
     ]
     return Muon(groups, lr=0.05, process_group=group)
-
-
-def train(optimizer: Muon, params: list[Parameter], steps: range) -> None:
-    for step in steps:
-        set_grads(params, step)
-        optimizer.step()
-
-
-def set_grads(params: list[Parameter], step: int) -> None:
-    g = torch.Generator().manual_seed(100 + step)
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=g)
 
 
 def flat(params: list[Parameter]) -> Tensor:
@@ -81,10 +72,9 @@ def fingerprint_is_shared(params: list[Parameter], group: Any) -> None:
 def check_world(rank: int, world: int, group: Any, folder: Path) -> None:
     params = make_params()
     muon = make_muon(params, group)
-    owned = [i for i, p in enumerate(params) if muon.owner_of(p) == rank]
-    assert [i for i, p in enumerate(params) if p in muon.state] == owned
-    assert all("momentum" in muon.state[params[i]] for i in owned)
-    counts = [sum(muon.owner_of(p) == r for p in params[:7]) for r in range(world)]
+    for block in muon.blocks:
+        assert list(block.state) == (["momentum"] if block.owner == rank else [])
+    counts = [sum(block.owner == r for block in muon.blocks[:7]) for r in range(world)]
     assert max(counts) - min(counts) <= 1
 
     train(muon, params, range(3))
@@ -101,11 +91,11 @@ def check_world(rank: int, world: int, group: Any, folder: Path) -> None:
     set_grads(params, 6)
     assert params[2].grad is not None
     params[2].grad[0, 0] = math.nan
-    weights, before = flat(params), {p: s["momentum"].clone() for p, s in muon.state.items()}
+    weights, before = flat(params), muon.export_state()
     with pytest.raises(NonFiniteGradientError, match="w2 holds"):
         muon.step()
     assert torch.equal(weights, flat(params))
-    assert all(torch.equal(muon.state[p]["momentum"], m) for p, m in before.items())
+    assert all(torch.equal(before[key], tensor) for key, tensor in muon.export_state().items())
 
     set_grads(params, 7)
     params[5].grad = None
@@ -115,12 +105,46 @@ def check_world(rank: int, world: int, group: Any, folder: Path) -> None:
     fingerprint_is_shared(params, group)
 
 
+def check_slots_of_any_shape(rank: int, world: int, group: Any) -> None:
+    """What every rank gathers is what the owners hold, whatever the shape of the slot."""
+    params = make_params()
+    muon = RowMuon([(f"w{i}", p) for i, p in enumerate(params)], process_group=group)
+    for number, block in enumerate(muon.blocks):
+        for slot, tensor in block.state.items():
+            assert block.owner == rank
+            tensor.copy_(torch.full(tensor.shape, number + len(slot) / 10))
+    saved = muon.export_state()
+    for number, param in enumerate(params):
+        shapes = {"momentum": tuple(param.shape), "row": (param.shape[0], 1), "count": ()}
+        for slot, shape in shapes.items():
+            assert torch.equal(
+                saved[f"w{number}:{slot}"], torch.full(shape, number + len(slot) / 10)
+            )
+    again = RowMuon([(f"w{i}", p) for i, p in enumerate(params)], process_group=group)
+    again.import_state(saved)
+    assert all(torch.equal(saved[key], tensor) for key, tensor in again.export_state().items())
+    assert len({block.owner for block in muon.blocks}) == world
+
+
+def check_copies(group: Any) -> None:
+    """A copy goes on alone in the default group; one that would own other matrices is refused."""
+    params = make_params()
+    muon = make_muon(params)
+    train(muon, params, range(2))
+    both = copy.deepcopy({"params": params, "muon": muon})
+    train(muon, params, range(2, 3))
+    train(both["muon"], both["params"], range(2, 3))  # type: ignore[arg-type]
+    assert torch.equal(flat(params), flat(both["params"]))  # type: ignore[arg-type]
+    if group is not None and dist.get_rank(group) >= 0:
+        with pytest.raises(OptimError, match="over 2 ranks, not 4"):
+            copy.deepcopy(make_muon(make_params(), group))
+
+
 def check_share_of_state() -> None:
     """Where every shape divides by the ranks, each holds exactly its share of the floats."""
-    shapes = [(16, 16)] * 8 + [(12, 40), (40, 12)] * 2
+    shapes = [(16, 16)] * 8 + [(12, 40), (40, 12)] * 4
     muon = Muon([Parameter(torch.zeros(shape)) for shape in shapes])
-    held = sum(state["momentum"].numel() for state in muon.state.values())
-    assert held * RANKS == 8 * 16 * 16 + 4 * 12 * 40
+    assert muon.state_bytes() * RANKS == 4 * (8 * 16 * 16 + 8 * 12 * 40)
 
 
 def check_resume(world: int, group: Any, folder: Path) -> None:
@@ -146,7 +170,7 @@ class Watched:
 
 
 def check_wire_of_another_type(group: Any, folder: Path) -> None:
-    """fp64 stands for bf16: momenta are staged in fp32, updates travel as the other type."""
+    """fp64 stands for bf16: state and gradients are fp32, updates travel as the other type."""
     params = make_params()
     muon = Muon(params, dtype=torch.float64, process_group=group)
     train(muon, params, range(3))
@@ -186,9 +210,9 @@ class Done:
 
 
 def check_overlap(folder: Path, rank: int) -> None:
-    """What a step of eight stops does, in order."""
+    """What a step of eight buckets does, in order."""
     events: list[str] = []
-    gather = walk.all_gather
+    gather = buckets.all_gather
 
     def sent(*args: Any, **kwargs: Any) -> Watched:
         events.append("send")
@@ -200,7 +224,7 @@ def check_overlap(folder: Path, rank: int) -> None:
 
     params = [Parameter(torch.randn(8 + i, 8 + i)) for i in range(8) for _ in range(RANKS)]
     muon = Muon(params)
-    assert len(muon._stops) == 8
+    assert len(muon.buckets) == 8
     set_grads(params, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("speedrun.optim.muon.orthogonalize", computed)
@@ -222,7 +246,7 @@ class Net(nn.Module):
 
 def combined(net: Net, group: Any = None) -> CombinedOptimizer:
     roles = {"up.weight": "hidden", "down.weight": "hidden", "up.bias": "scalar"}
-    rules = {"hidden": MuonRule(lr=0.02), "scalar": AdamRule(lr=0.01)}
+    rules = {"hidden": MuonOptions(lr=0.02), "scalar": AdamOptions(lr=0.01)}
     return CombinedOptimizer(
         [(n, p, roles[n]) for n, p in net.named_parameters()], rules, process_group=group
     )
@@ -265,6 +289,7 @@ def run_rank(rank: int, folder: Path) -> None:
         for world, group in groups.items():
             if rank < world:
                 check_world(rank, world, group, folder)
+                check_slots_of_any_shape(rank, world, group)
         dist.barrier()
         for world in (2, 3):
             if rank < world:
@@ -281,6 +306,7 @@ def run_rank(rank: int, folder: Path) -> None:
                     torch.save((flat(list(net.parameters())), state), folder / f"ddp.{pieces}")
         dist.barrier()
         check_share_of_state()
+        check_copies(groups[2] if rank < 2 else None)
         check_overlap(folder, rank)
         (folder / f"done.{rank}").touch()
     finally:
@@ -370,7 +396,7 @@ def test_the_wire_may_carry_another_type_than_the_momenta(folder: Path) -> None:
 
 
 def test_gathers_hide_behind_compute(folder: Path) -> None:
-    """Each is under way while the next stop is computed: nine intervals for eight, not sixteen."""
+    """Each is under way while the next bucket is computed: nine intervals for eight gathers."""
     for rank in range(RANKS):
         events = (folder / f"events.{rank}").read_text().split()
         assert events == ["compute", "send", *["compute", "wait", "send"] * 7, "wait"]

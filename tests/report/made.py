@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.train.run import RunFolder
+from speedrun.train.summary import Summary
 
 
 def made_config(*overrides: str, recipe: str = "modern", track: str = "nano") -> Config:
@@ -14,13 +16,28 @@ def made_config(*overrides: str, recipe: str = "modern", track: str = "nano") ->
     return config.model_copy(update={"recipe": recipe, "track": track})
 
 
+def made_summary(**stated: Any) -> Summary:
+    """The result of a run that was not made; `stated` replaces what stands here."""
+    facts: dict[str, Any] = {
+        "recipe": "modern", "track": "nano", "params": 1234, "steps": 40, "tokens": 327_680,
+        "train_seconds": 20.0, "wall_seconds": 27.0, "val_loss": 3.0, "seed": 0,
+        "dataset_fingerprint": "d" * 64,
+    }  # fmt: skip
+    return Summary(**(facts | stated))
+
+
+def begun_run(path: Path, config: Config) -> RunFolder:
+    """A run that has logged nothing yet."""
+    run = RunFolder(path)
+    run.create(config)
+    return run
+
+
 def made_run(
     path: Path, config: Config, *, slope: float = 0.1, every: int = 10, dataset: str = "none"
 ) -> RunFolder:
-    """A run folder written by the project's own writer, with a loss that falls in a line."""
-    run = RunFolder(path)
-    path.mkdir(parents=True)
-    run.create(config)
+    """A run whose loss falls in a line."""
+    run = begun_run(path, config)
     run.log("start", step=0, peak_flops=1e11, dataset_fingerprint=dataset)
     for step in range(config.steps + 1):
         where = {
@@ -34,7 +51,11 @@ def made_run(
         if step % every == 0 or step == config.steps:
             run.log("val", **where, loss=loss, bits_per_byte=loss / 2, val_tokens=4096)
     run.log("checkpoint", step=config.steps, folder="step-000040")
-    run.log("sample", prompt="def ", text="def <b>f</b>():</script><script>boom()</script>")
-    run.write_summary({"steps": config.steps, "val_loss": loss, "params": 1234, "seed": 0,
-                       "recipe": config.recipe, "tokens_per_second": 16384.0})  # fmt: skip
+    run.log(
+        "sample",
+        prompt="def ",
+        text="def <img src=x onerror='window.boom=1'>():</script><script>boom()</script>",
+    )
+    run.write_summary(made_summary(steps=config.steps, val_loss=loss, recipe=config.recipe,
+                                   tokens_per_second=16384.0))  # fmt: skip
     return run

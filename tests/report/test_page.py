@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from speedrun.cli import app
 from speedrun.config.resolve import resolve
+from speedrun.config.schedule import settings_at
 from speedrun.errors import ConfigError, RunError
-from speedrun.model.mask import WindowRule, dense_mask
-from speedrun.report.command import report_command
+from speedrun.model.mask import dense_mask
 from speedrun.report.page import build_page, page_data, read_inputs
-from speedrun.report.page.run import repeat_command
+from speedrun.report.page.mask import _made_up_documents
+from speedrun.report.page.run import repeat_command, schedules
 from speedrun.train.run import RunFolder
-from tests.report.made import made_config, made_run
+from tests.report.made import begun_run, made_config, made_run
 
 LIMIT = 5 << 20
 
@@ -27,13 +30,11 @@ LIMIT = 5 << 20
 @pytest.fixture(scope="module")
 def real_run(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
     """A run trained by the command itself."""
-    from speedrun.cli import app
-
     folder = tmp_path_factory.mktemp("real") / "run"
     words = f"train modern --track nano --run {folder} --seed 3 --steps 8 --sample-tokens 8"
     sizes = (
         "model.layers=2 model.width=32 model.heads=2 batch.length=256 batch.tokens=512 "
-        "validation.tokens=1024 validation.every=4 train.target=5.0 train.threads=1 "
+        "validation.tokens=1024 validation.every=4 train.target=5.0 machine.threads=1 "
         "attention.documents=true"
     )
     result = CliRunner().invoke(app, [*words.split(), *sizes.split(), f"data.dir={tiny_dataset}"])
@@ -118,9 +119,7 @@ def test_long_curves_are_averaged_and_many_runs_stay_small(tmp_path: Path) -> No
 
 
 def test_events_have_the_clock_before_them_and_a_rewind_counts_once(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "a")
-    run.path.mkdir()
-    run.create(made_config())
+    run = begun_run(tmp_path / "a", made_config())
     rows = [("train", 1, 10.0), ("train", 2, 11.0), ("resume", 2, None), ("train", 3, 15.0),
             ("rewind", 2, None), ("train", 3, 16.0)]  # fmt: skip
     for kind, step, wall in rows:
@@ -134,9 +133,7 @@ def test_events_have_the_clock_before_them_and_a_rewind_counts_once(tmp_path: Pa
 
 
 def test_waiting_is_summed_over_the_processes_of_a_run(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "a")
-    run.path.mkdir()
-    run.create(made_config())
+    run = begun_run(tmp_path / "a", made_config())
     assert page_data([run])["runs"][0]["wait_share"] is None
     # The second process waits less at first, the third more at once than the second ever did.
     waits = {"start": [0.5, 2.0], "resume": [0.25, 1.0], "again": [3.0, 4.0]}
@@ -162,14 +159,10 @@ def test_waiting_is_summed_over_the_processes_of_a_run(tmp_path: Path) -> None:
 def test_mask_frames_are_the_mask(tmp_path: Path, overrides: list[str]) -> None:
     config = made_config("batch.length=1024", *overrides)
     mask = page_data([made_run(tmp_path / "a", config)])["masks"][0]
-    from speedrun.report.page.mask import _made_up_documents
-
     documents = _made_up_documents(1024) * int(config.attention.documents)
     for frame in mask["frames"]:
         window = None if frame["window"] is None else torch.tensor(frame["window"])
-        kind = config.attention.window
-        rule: WindowRule = "blocks" if kind == "none" else kind
-        dense = dense_mask(documents, window, rule)[0]
+        dense = dense_mask(documents, window, config.attention.window)[0]
         tiles = dense.view(8, 128, 8, 128).transpose(1, 2)
         seen, full = tiles.any(-1).any(-1), tiles.all(-1).all(-1)
         assert frame["full"] == full.sum(1).tolist()
@@ -250,16 +243,39 @@ def test_a_race_under_way_is_its_runs_so_far(tmp_path: Path) -> None:
     assert [run.path.name for run in read_inputs([race]).runs] == ["b-s0"]  # its own word then
 
 
-def test_report_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_files_of_a_run_are_one_sentence(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a", made_config())
-    report_command([run.path], tmp_path / "new" / "page.html", False)
-    assert "1 run" in capsys.readouterr().out
-    assert (tmp_path / "new" / "page.html").read_text().startswith("<!doctype html>")
-    assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / "page.html"]
-    with pytest.raises(ConfigError, match="needs a run folder"):
-        report_command([], None, False)
-    with pytest.raises(ConfigError, match="leave out --out"):
-        report_command([run.path], tmp_path / "x.html", True)
-    run.summary.write_text("{")
-    with pytest.raises(RunError, match="cannot be read as JSON"):
-        report_command([run.path], tmp_path / "x.html", False)
+    for text, sentence in [
+        ("{", "cannot be read as JSON"), ("[]", "no JSON object"), ("{}", "has no 'recipe'"),
+    ]:  # fmt: skip
+        run.summary.write_text(text)
+        with pytest.raises(RunError, match=rf"summary.json .*{sentence}.*; delete it"):
+            page_data([run])
+    run.summary.unlink()
+    run.environment.write_text('{"git_commit": 5}')
+    with pytest.raises(RunError, match=r"environment.json .* git_commit is 5, but"):
+        page_data([run])
+
+
+def test_rows_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", made_config())
+    whole = page_data([run])["runs"][0]
+    with run.metrics.open("a") as file:
+        file.write('5\n[]\n"val"\n{"step": 3}\n{"kind": "val"}\n{"kind": "train", "loss": 1.0}\n')
+    assert page_data([run])["runs"][0] == whole
+
+
+@pytest.mark.parametrize(("rule", "unit"), [("blocks", 128), ("tokens", 64)])
+def test_schedules_are_those_of_the_trainer(rule: str, unit: int) -> None:
+    config = made_config("optimizer.kind=muon", "schedule.momentum_warmup=400",
+        "optimizer.muon.momentum_start=0.5", f"attention.window={rule}",
+        "attention.window_start=128", "attention.window_end=512")  # fmt: skip
+    found = schedules(config)
+    for step, value in found["lr"]:
+        assert value == round(settings_at(config, step).learning_rate_multiplier, 5)
+    assert found["momentum"][0] == (0, 0.5)
+    assert len({value for _, value in found["momentum"]}) > 3
+    widths = [width for _, width in found["window"]]
+    assert (widths[0], widths[-1]) == (128, 512)  # in tokens, however it is counted
+    assert {after - before for before, after in pairwise(widths)} <= {0, unit}
+    assert schedules(made_config()) | {"lr": []} == {"lr": [], "momentum": [], "window": []}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +12,26 @@ import pytest
 from speedrun.config.resolve import resolve
 from speedrun.report.page import build_page
 from speedrun.report.page.watch import Server, Source
+from speedrun.science.results import Ablation, Race
 from speedrun.train.run import RunFolder
-from tests.report.browser import CHROMIUM, Browser
+from tests.report.browser import Browser
 from tests.report.made import made_config
 from tests.report.made import made_run as plain_run
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    found = Browser(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
-
 
 def made_run(path: Path, recipe: str, seed: int, slope: float) -> RunFolder:
-    config = resolve("modern", "nano", [
-        "train.steps=40", "train.target=5.0", f"train.seed={seed}", "optimizer.kind=muon",
+    config = made_config(
+        "train.target=4.4", f"train.seed={seed}", "optimizer.kind=muon", "batch.length=2048",
         "attention.documents=true", "attention.window=blocks", "attention.window_start=128",
-        "attention.window_end=1024", "batch.length=2048",
-    ]).config.model_copy(update={"recipe": recipe})  # fmt: skip
-    run = RunFolder(path)
-    path.mkdir(parents=True)
-    run.create(config)
-    run.log("start", step=0, peak_flops=1e11)
-    for step in range(41):
-        where = {"step": step, "tokens": step * 8192, "seconds": 0.5 * step,
-                 "wall_seconds": 3 + 0.6 * step}  # fmt: skip
-        loss = 7.6 - slope * step + 0.01 * seed * (step > 0)
-        if step:
-            run.log("train", **where, loss=loss, ms=500.0 + step, peak_share=0.3)
-        if step % 4 == 0:
-            run.log("val", **where, loss=loss, bits_per_byte=loss / 2)
+        "attention.window_end=1024", recipe=recipe,
+    )  # fmt: skip
+    run = plain_run(path, config, slope=slope, every=4)
     run.log("nonfinite", step=20)
-    run.log("sample", prompt="def ", text="def f():<img src=x onerror='window.boom=1'>")
-    run.write_summary({"steps": 40, "params": 1000, "tokens_per_second": 16000.0})
     return run
+
+
+def ablation(recipe: str, effects: list[dict[str, Any]]) -> Ablation:
+    return Ablation.model_validate({"recipe": recipe, "effects": effects})
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +49,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         for i in range(5) for metric in ("val_loss", "tokens_to_target")
     ]  # fmt: skip
     out = root / "page.html"
-    out.write_text(build_page(runs, None, {"recipe": "record-18", "effects": effects}))
+    out.write_text(build_page(runs, None, ablation("record-18", effects)))
     return out.as_uri()
 
 
@@ -87,8 +69,8 @@ def test_every_section_is_drawn_without_a_complaint(browser: Browser, page: str)
     assert browser.js("document.querySelectorAll('#target-figure rect.mean').length") == 2
     assert browser.js("document.querySelectorAll('#forest-figure circle.effect').length") == 5
     assert browser.js("document.querySelectorAll('#schedules svg').length") == 3
-    assert browser.js("document.querySelectorAll('#events path.event').length") == 8
-    assert "target 5" in ticks(browser, "loss-chart")
+    assert browser.js("document.querySelectorAll('#events path.event').length") == 12
+    assert "target 4.4" in ticks(browser, "loss-chart")
     assert browser.js("window.boom") is None
     assert "onerror" in browser.js("document.querySelector('#samples pre').textContent")
     assert browser.problems() == []
@@ -138,7 +120,7 @@ def test_the_cursor_reads_values_by_key(browser: Browser, page: str) -> None:
     browser.press("ArrowLeft")
     text = browser.js("document.querySelector('#loss-chart .tip:not([hidden])').textContent")
     assert "295k" in text  # 36 steps of 8192 tokens, the last validation but one
-    assert "baseline4.7250" in text  # 7.6 - 0.08 * 36 and half of the second seed's 0.01
+    assert "baseline4.1195" in text  # 7 - 0.08 * 36 and half of the second seed's -0.001
 
 
 def test_the_mask_follows_its_slider(browser: Browser, page: str) -> None:
@@ -203,7 +185,7 @@ def test_a_change_without_a_number_is_listed_and_counted(browser: Browser, tmp_p
 
     effects = [row("slow", None, 1), row("good", -9.0, 3), row("bad", 8.0, 3)]
     effects += [one | {"metric": "val_loss"} for one in effects]
-    page = build_page([], None, {"recipe": "modern", "effects": effects})
+    page = build_page([], None, ablation("modern", effects))
     text = words(browser, tmp_path / "page.html", page, "ablation")
     assert "correction for 3 tests" in text
     assert "not all pairs have a number" in text
@@ -238,7 +220,7 @@ def test_why_a_ratio_has_no_interval(
         for recipe, values in (("slow", first), ("fast", second))
         for seed, tokens in enumerate(values)
     ]
-    page = build_page([], {"target": 4.0, "entries": entries})
+    page = build_page([], Race.model_validate({"target": 4.0, "entries": entries}))
     assert reason in words(browser, tmp_path / "page.html", page, "result")
 
 

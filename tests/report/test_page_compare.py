@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from speedrun.report.page import page_data, read_inputs
-from speedrun.report.page.compare import statistics
-from speedrun.science import stats
-from speedrun.train.run import RunFolder
-from tests.report.made import made_config, made_run
+from speedrun.science.compare import Entry
+from speedrun.science.results import Ablation, Race
+from tests.report.made import begun_run, made_config, made_run
 
 
 def test_seeds_are_one_group_and_settings_make_another(tmp_path: Path) -> None:
@@ -39,10 +38,9 @@ def test_runs_on_other_data_are_another_group(tmp_path: Path) -> None:
         made_run(tmp_path / "e", made_config("model.softcap=15.0"), dataset="2222222222"),
     ]
     for name, override in (("f", "train.seed=2"), ("g", "model.softcap=30.0")):
-        runs.append(RunFolder(tmp_path / name))  # not begun: its dataset is not known yet
-        runs[-1].create(made_config(override))
+        runs.append(begun_run(tmp_path / name, made_config(override)))  # its dataset is not known
     settings = {"cap": ["model.softcap=15.0"]}
-    ablation = {"recipe": "modern", "effects": [], "settings": settings}
+    ablation = Ablation.model_validate({"recipe": "modern", "effects": [], "settings": settings})
     data = page_data(runs, None, ablation)
     assert [run["group"] for run in data["runs"]] == [0, 1, 0, 2, 3, 0, 4]
     assert [group["label"] for group in data["groups"]] == [
@@ -68,7 +66,8 @@ def test_an_ablation_names_its_groups(tmp_path: Path) -> None:
         "model.softcap=30.0": ["model.softcap=30.0"],
     }
     runs = [made_run(tmp_path / f"{i}", config) for i, config in enumerate(configs)]
-    data = page_data(runs, None, {"recipe": "modern", "effects": [], "settings": settings})
+    ablation = Ablation.model_validate({"recipe": "modern", "effects": [], "settings": settings})
+    data = page_data(runs, None, ablation)
     labels = [group["label"] for group in data["groups"]]
     assert labels == ["modern", "without cap", "model.softcap=30.0",
                       "modern (model.qk_norm=false, model.unet_skips=true)"]  # fmt: skip
@@ -88,37 +87,51 @@ def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
     assert rows["seconds_to_target"][1]["mean"] == 10.0
 
 
-def test_statistics_of_a_race() -> None:
-    first, second = [10.0, 11.0, 12.0], [5.0, 5.5, 6.3]
-    found = statistics(second, first)
-    assert found["mean"] == stats.mean(second)
-    assert found["ratio_low"] == stats.ratio_of_means(second, first).low
-    assert statistics([5.0, None], first) == {"n": 2, "reached": 1}
-    assert "ratio" not in statistics(second, [10.0, None])
+def test_the_page_and_a_race_file_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
+    """By the runs' curves and by the race's entries: ratios paired by seed, and not by order."""
+    seeds = {"modern": (0, 1, 2), "fast": (2, 0, 1), "other": (3, 4, 5)}
+    slopes = {"modern": (0.10, 0.12, 0.15), "fast": (0.30, 0.20, 0.24), "other": (0.2, 0.3, 0.25)}
+    runs = [
+        made_run(tmp_path / f"{recipe}{seed}", made_config(f"train.seed={seed}", recipe=recipe),
+                 slope=slope, every=1)
+        for recipe in seeds
+        for seed, slope in zip(seeds[recipe], slopes[recipe], strict=True)
+    ]  # fmt: skip
+    rows = page_data(runs)["race"]["metrics"]["tokens_to_target"]
+    entries = [
+        Entry(recipe=run.load_config().recipe, seed=run.load_config().train.seed,
+              tokens_to_target=next(
+                  row["tokens"] for row in run.read_metrics("val") if row["loss"] <= 4.0))
+        for run in runs
+    ]  # fmt: skip
+    table = Race(target=4.0, entries=tuple(entries)).statistics()
+    assert [row["ratio_method"] for row in rows] == ["paired", "paired", "Welch"]
+    for row, recipe in zip(rows, seeds, strict=True):
+        stated = table[recipe]["tokens_to_target"]
+        assert (row["mean"], row["ratio"]) == (stated.mean, stated.ratio)
+        assert (row["ratio_low"], row["ratio_high"]) == (stated.ratio_low, stated.ratio_high)
 
 
-def test_a_race_file_brings_its_runs_and_its_own_statistics(tmp_path: Path) -> None:
+def test_a_race_file_brings_its_runs(tmp_path: Path) -> None:
     made_run(tmp_path / "runs" / "one", made_config())
     entry = {"recipe": "modern", "seed": 0, "run": "runs/one", "tokens_to_target": 81920}
     unlucky = {"recipe": "other", "seed": 0, "tokens_to_target": None}
     lucky = {"recipe": "other", "seed": 1, "tokens_to_target": 10}
-    given = {
-        "modern": {"tokens_to_target": {"n": 1, "of": 1, "mean": 5.0}},
-        "other": {"tokens_to_target": {"n": 1, "of": 2, "mean": 10.0, "ratio": 0.1}},
-    }
-    race = {
-        "target": 4.2,
-        "entries": [entry, unlucky, lucky],
-        "statistics": given,
-        "command": "speedrun race x",
-    }
+    race = {"target": 4.2, "entries": [entry, unlucky, lucky], "command": "speedrun race x"}
     (tmp_path / "race.json").write_text(json.dumps(race))
     inputs = read_inputs([tmp_path])
     assert [run.path.name for run in inputs.runs] == ["one"]
     shown = page_data(inputs.runs, inputs.race)["race"]
     assert shown["target"] == 4.2
-    assert shown["metrics"]["tokens_to_target"][0]["mean"] == 5.0
-    assert shown["metrics"]["steps_to_target"][0]["values"] == [10.0]
+    assert shown["metrics"]["tokens_to_target"][0]["mean"] == 81920
+    assert shown["metrics"]["steps_to_target"][0]["values"] == [10]
     assert shown["groups"] == [0, None]
     missed = shown["metrics"]["tokens_to_target"][1]
     assert missed == {"values": [None, 10], "n": 2, "reached": 1}  # no mean over the lucky seed
+
+
+def test_machine_settings_make_no_group_of_their_own(tmp_path: Path) -> None:
+    configs = [made_config(), made_config("machine.attention=dense", "machine.threads=1")]
+    data = page_data([made_run(tmp_path / f"{i}", c) for i, c in enumerate(configs)])
+    assert [run["group"] for run in data["runs"]] == [0, 0]
+    assert data["diff"] == []

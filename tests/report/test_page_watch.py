@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 from speedrun.report.page.watch import Server, Source
 from speedrun.train.run import RunFolder
+from tests.report.made import begun_run, made_config
 from tests.waiting import PATIENCE
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    folder.path.mkdir()
-    folder.create(resolve("modern", "nano", ["train.steps=10"]).config)
-    return folder
+    return begun_run(tmp_path / "run", made_config())
 
 
 @pytest.fixture

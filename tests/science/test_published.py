@@ -48,9 +48,9 @@ def test_which_runs_have_a_published_curve() -> None:
 
 def test_every_record_is_itself_wherever_it_is_run() -> None:
     place = (
-        "train.seed=3", "train.threads=2", "train.device=cpu", "train.precision=fp32",
-        "train.compile=none", "train.stop=target", "train.target=3.3", "train.steps=100",
-        "data.dir=/elsewhere", "batch.microbatch=1", "attention.backend=dense",
+        "train.seed=3", "machine.threads=2", "machine.device=cpu", "machine.precision=fp32",
+        "machine.compile=none", "train.stop=target", "train.target=3.3", "train.steps=100",
+        "data.dir=/elsewhere", "machine.microbatch=1", "machine.attention=dense",
         "validation.every=50",
     )  # fmt: skip
     for record in curves():

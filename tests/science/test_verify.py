@@ -1,21 +1,19 @@
-"""The speedrun's rule on published losses, on corners, and through the command."""
+"""The speedrun's rule on published losses and on corner cases."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from scipy import stats as reference
 
-from speedrun.config.resolve import resolve, to_toml
 from speedrun.errors import ConfigError
-from speedrun.science.command import verify_command
-from speedrun.science.published import TARGET, curves
+from speedrun.science.published import curves
 from speedrun.science.verify import read_losses, verify
+
+TARGET = 3.28  # of the public race
 
 
 @pytest.mark.parametrize(
@@ -115,67 +113,3 @@ def test_options_refused(alpha: float, sigma: float | None) -> None:
         verify([3.0, 3.1], 3.28, alpha=alpha, sigma=sigma)
     with pytest.raises(ConfigError, match="--target"):
         verify([3.0, 3.1], math.nan)
-
-
-def run_folder(path: Path, loss: float | None, **changes: Any) -> Path:
-    path.mkdir()
-    summary = {"val_loss": loss, "steps": 10, "recipe": "modern", "seed": 0, "target": 3.28}
-    (path / "summary.json").write_text(json.dumps(summary | changes))
-    return path
-
-
-def test_runs_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    losses = [3.270, 3.272, 3.274, 3.271]
-    runs = [run_folder(tmp_path / f"{i}", loss, seed=i) for i, loss in enumerate(losses)]
-    assert verify_command(runs, 3.28, 0.01, None, None, True) == 0
-    found = json.loads(capsys.readouterr().out)
-    expected = reference.ttest_1samp(losses, 3.28, alternative="less")
-    assert set(found) >= {"n", "mean", "std", "t", "p", "holds"}
-    assert found["n"] == 4
-    assert found["std"] == pytest.approx(np.std(losses, ddof=1))
-    assert found["p"] == pytest.approx(expected.pvalue)
-    assert found["holds"] is True
-    assert verify_command(runs, 3.2, 0.01, None, None, False) == 1
-    assert "does not hold: mean below 3.2" in capsys.readouterr().out
-    assert verify_command(runs, None, 0.01, None, None, False) == 0  # the runs' own target
-
-
-def test_notes_on_what_misleads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = run_folder(tmp_path / "a", 3.27)
-    second = run_folder(tmp_path / "b", 3.26, steps=9)
-    third = run_folder(tmp_path / "c", 3.25, recipe="other")
-    verify_command([first, second, third], 3.28, 0.01, None, None, False)
-    shown = capsys.readouterr().out
-    for words in ("different recipes: modern, other", "different steps", "share a seed"):
-        assert words in shown
-    assert "by construction" not in shown
-    (first / "config.toml").write_text(
-        to_toml(resolve("modern", "nano", ["train.stop=target"]).config)
-    )
-    verify_command([first, second, third], 3.28, 0.01, None, None, False)
-    assert "by construction" in capsys.readouterr().out
-
-
-def test_a_run_that_diverged_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [run_folder(tmp_path / f"{i}", 3.27, seed=i) for i in range(3)]
-    runs.append(run_folder(tmp_path / "ill", None, seed=3))  # NaN is null in a summary
-    assert verify_command(runs, 3.28, 0.01, None, None, True) == 1
-    assert json.loads(capsys.readouterr().out)["n"] == 4
-
-
-def test_command_misuse(tmp_path: Path) -> None:
-    run = run_folder(tmp_path / "a", 3.27)
-    early = run_folder(tmp_path / "early", 3.27, stopped_early=True)
-    (tmp_path / "file.csv").write_text("3.1\n")
-    cases: list[tuple[list[Path], float | None, Path | None, str]] = [
-        ([], 3.28, None, "either run folders or --losses"),
-        ([run], 3.28, tmp_path / "file.csv", "not both"),
-        ([], None, tmp_path / "file.csv", "--target is needed"),
-        ([run, tmp_path / "." / "a"], 3.28, None, "given twice"),
-        ([tmp_path], 3.28, None, "not a run folder"),
-        ([early], 3.28, None, "stopped before its end"),
-    ]
-    for runs, target, losses, sentence in cases:
-        with pytest.raises(ConfigError, match=sentence) as caught:
-            verify_command(runs, target, 0.01, losses, None, False)
-        assert caught.value.exit_code == 2

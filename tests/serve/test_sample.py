@@ -1,23 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from speedrun.config.schema import Config
+from speedrun.config.resolve import resolve
+from speedrun.config.schedule import settings_at
 from speedrun.data.tokenizer import load_tokenizer
 from speedrun.errors import RunError
 from speedrun.model.gpt import GPT
-from speedrun.model.window import Attention
+from speedrun.model.plan import AttentionPlanner
 from speedrun.serve.sample import Writer, generate, load_run
-from speedrun.train.display import NoDisplay
-from speedrun.train.run import RunFolder
-from speedrun.train.session import Options, run_training
-from speedrun.train.world import World
+from tests.conftest import TINY
+from tests.train.heard import Make, train
 
-Make = Callable[..., Config]
 EVERYTHING = (
     "model.layers=4", "model.kv_heads=1", "model.x0_mixing=true", "model.value_embeddings=ends",
     "model.value_tables=1", "model.value_weights=pair", "model.unet_skips=true",
@@ -30,13 +27,9 @@ EVERYTHING = (
 
 @pytest.fixture(scope="module")
 def trained(tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from speedrun.config.resolve import resolve
-    from tests.conftest import TINY
-
     config = resolve("modern", "nano", [*TINY, f"data.dir={tiny_dataset}"]).config
     folder = tmp_path_factory.mktemp("run")
-    world = World.alone(torch.device("cpu"))
-    run_training(config, RunFolder(folder), tiny_dataset, NoDisplay(), world, Options())
+    train(config, folder)
     return folder
 
 
@@ -59,8 +52,8 @@ def test_cached_logits_equal_the_full_forward(tiny: Make, switches: tuple[str, .
     model = GPT(config.model, 257, config.batch.length).eval()
     length = config.batch.length - 3
     ids = torch.randint(0, 256, (length,)).tolist()
-    attention = Attention(config, torch.device("cpu"))
-    attention.set_step(config.steps)
+    attention = AttentionPlanner(config, torch.device("cpu"))
+    attention.apply_settings(settings_at(config, config.steps))
     plan = attention.plan(torch.zeros(1, length, dtype=torch.int32))
     with torch.no_grad():
         full = model(torch.tensor([ids]), plan)[0, :, :257]

@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from speedrun.disk import flush
+from speedrun.files import flush
 from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
 from speedrun.train.world import World

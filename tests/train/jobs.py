@@ -15,56 +15,56 @@ from torch import Tensor
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
 from speedrun.errors import DataError, RunError
-from speedrun.train.display import NoDisplay
-from speedrun.train.health import Agreement
-from speedrun.train.recovery import Recovery
+from speedrun.train.health import Outcome
+from speedrun.train.log import Display
+from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
-from speedrun.train.session import Options, run_training
-from speedrun.train.setup import Parts, prepare
-from speedrun.train.validate import validate
+from speedrun.train.session import run_training
+from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 
 
 def train(world: World, config: Config, folder: Path, how: dict[str, Any] | None = None) -> None:
     data = Path(config.data.dir)
-    run_training(config, RunFolder(folder), data, NoDisplay(), world, Options(**(how or {})))
+    run_training(config, RunFolder(folder), data, Display(), world, Request(**(how or {})))
 
 
 def spoil(world: World, rank: int, steps: set[int]) -> None:
     """From now on, training losses of `rank` are NaN at these calls, counted from 1."""
-    honest, calls = Parts.training_loss, 0
+    honest, calls = Trainer.training_loss, 0
 
-    def spoilt(self: Parts, batch: Batch) -> Tensor:
+    def spoilt(self: Trainer, batch: Batch) -> Tensor:
         nonlocal calls
         calls += 1
         here = world.rank == rank and calls in steps
         return honest(self, batch) * (math.nan if here else 1.0)
 
-    Parts.training_loss = spoilt  # type: ignore[method-assign]
+    Trainer.training_loss = spoilt  # type: ignore[method-assign]
 
 
 def train_with_a_nan(world: World, config: Config, folder: Path, step: int) -> None:
     """Rank 1 meets a NaN at `step`; every rank writes its weights and moments at every step."""
     spoil(world, 1, {step})
-    after = Recovery.after_step
+    step_of = Trainer.step
 
-    def recorded(self: Recovery, agreed: Agreement, *, save: bool) -> None:
-        parts, number = self._parts, self._progress.step
-        tensors = {**parts.model.state_dict(), **parts.optimizer.export_state()}
+    def recorded(self: Trainer, *arguments: Any) -> Outcome:
+        outcome = step_of(self, *arguments)
+        number = self.progress.step
+        tensors = {**self.model.state_dict(), **self.optimizer.export_state()}
         save_file(tensors, folder / f"rank-{world.rank}-step-{number}.safetensors")
-        facts = json.dumps([agreed.finite, None if math.isnan(agreed.loss) else agreed.loss])
+        facts = json.dumps([outcome.finite, None if math.isnan(outcome.loss) else outcome.loss])
         (folder / f"rank-{world.rank}-step-{number}.json").write_text(facts)
-        after(self, agreed, save=save)
+        return outcome
 
-    Recovery.after_step = recorded  # type: ignore[method-assign]
-    train(world, config, folder / "run", {"warmup": False})
+    Trainer.step = recorded  # type: ignore[method-assign, assignment]
+    train(world, config, folder / "run", {"warm_up": False})
 
 
 def give_up(world: World, config: Config, folder: Path) -> None:
     """Rank 1 meets nothing but NaN: all ranks give up together, and rank 0 says why."""
     spoil(world, 1, set(range(1, 100)))
     with pytest.raises(RunError if world.first else SystemExit) as caught:
-        train(world, config, folder / "run", {"warmup": False})
+        train(world, config, folder / "run", {"warm_up": False})
     if world.first:
         (folder / "report").write_text(str(caught.value))
 
@@ -74,16 +74,16 @@ def fail_before_training(world: World, config: Config, folder: Path) -> None:
     data = folder / "none" if world.rank == 1 else Path(config.data.dir)
     run = RunFolder(folder / "run")
     with pytest.raises(DataError if world.rank == 1 else SystemExit):
-        run_training(config, run, data, NoDisplay(), world, Options())
+        run_training(config, run, data, Display(), world, Request())
 
 
 def measure_validation(world: World, config: Config, folder: Path) -> None:
     """The untrained model, its head made random: every batch has another loss."""
     with torch.no_grad():
-        parts = prepare(config, Path(config.data.dir), world)
-        torch.nn.init.normal_(parts.model.head.weight)  # type: ignore[union-attr]
-        with parts.loader:
-            result = validate(parts.loss_of, parts.validation, parts.token_bytes, world)
+        trainer = Trainer(config, world, Path(config.data.dir))
+        torch.nn.init.normal_(trainer.model.head.weight)  # type: ignore[union-attr]
+        with trainer.loader:
+            result = trainer.validate()
     numbers = [result.loss, result.bits_per_byte, result.tokens]
     (folder / f"validation-{world.size}-{world.rank}.json").write_text(json.dumps(numbers))
 

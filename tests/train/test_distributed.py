@@ -9,29 +9,23 @@ import signal
 import socket
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from speedrun.config.schema import Config
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
 from tests.train import jobs
 from tests.train.children import on_ranks, steps_logged
+from tests.train.heard import Make, losses, newest, same_bits, tensors, values
 from tests.waiting import PATIENCE, wait_for
 
-Make = Callable[..., Config]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 pytestmark = pytest.mark.timeout(900)  # several waits of PATIENCE each
-
-
-def losses(folder: Path, kind: str = "train") -> list[float]:
-    return [row["loss"] for row in RunFolder(folder).read_metrics(kind)]
 
 
 def test_ranks_tell_each_other_numbers_and_texts(tmp_path: Path) -> None:
@@ -68,16 +62,13 @@ def test_two_ranks_resume_bit_for_bit(tiny: Make, tmp_path: Path) -> None:
     on_ranks(2, jobs.train, tmp_path, config, tmp_path / "cut")
     on_ranks(2, jobs.train, tmp_path, longer, tmp_path / "cut", {"resume": True})
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
-    left, right = (
-        load_file(tmp_path / name / "checkpoints/step-000012/model.safetensors")
-        for name in ("cut", "whole")
-    )
-    assert all(torch.equal(left[key], right[key]) for key in left)
+    assert newest(tmp_path / "cut/checkpoints").step == 12
+    assert same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
 
 
 def test_validation_is_equal_for_one_two_and_three_ranks(tiny: Make, tmp_path: Path) -> None:
     """Seven batches, which neither two nor three ranks share equally."""
-    config = tiny("batch.tokens=384", "batch.microbatch=1", "validation.tokens=448")
+    config = tiny("batch.tokens=384", "machine.microbatch=1", "validation.tokens=448")
     results = []
     for size in (1, 2, 3):
         on_ranks(size, jobs.measure_validation, tmp_path, config, tmp_path)
@@ -95,11 +86,8 @@ def test_a_nan_on_one_rank_changes_no_parameter_on_any(
 ) -> None:
     on_ranks(2, jobs.train_with_a_nan, tmp_path, tiny(), tmp_path, step)
 
-    def tensors(rank: int, number: int) -> dict[str, torch.Tensor]:
+    def state(rank: int, number: int) -> dict[str, torch.Tensor]:
         return load_file(tmp_path / f"rank-{rank}-step-{number}.safetensors")
-
-    def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-        return all(torch.equal(left[key], right[key]) for key in left)
 
     for number in range(1, 9):
         facts = [(tmp_path / f"rank-{r}-step-{number}.json").read_text() for r in (0, 1)]
@@ -107,11 +95,11 @@ def test_a_nan_on_one_rank_changes_no_parameter_on_any(
         finite, loss = json.loads(facts[0])
         assert finite == (number != step)
         assert (loss is None) == (number == step)
-        assert same(tensors(0, number), tensors(1, number))
+        assert same_bits(state(0, number), state(1, number))
         if number > 1:
-            assert same(tensors(0, number), tensors(0, number - 1)) == (number == step)
+            assert same_bits(state(0, number), state(0, number - 1)) == (number == step)
     run = RunFolder(tmp_path / "run")
-    assert [row["step"] for row in run.read_metrics("nonfinite")] == [step]
+    assert values(run.path, "nonfinite") == [step]
     assert run.read_metrics("train")[step - 1]["loss"] is None
     assert json.loads(run.summary.read_text())["steps"] == 8
 
@@ -177,8 +165,9 @@ def test_signals_to_the_parent_reach_the_ranks(tiny_dataset: Path, tmp_path: Pat
     assert job.returncode == 143, errors
     assert "Traceback" not in errors
     summary = run.read_summary()
-    assert summary["exit_code"] == 143
-    assert run.read_metrics("checkpoint")[-1]["step"] == summary["steps"]
+    assert summary is not None
+    assert summary.exit_code == 143
+    assert run.read_metrics("checkpoint")[-1]["step"] == summary.steps
     assert run.read_metrics("resume") == []  # a requested stop is no reason to start again
 
 
@@ -222,12 +211,13 @@ def hosts() -> Iterator[Hosts]:
             for number, (name, end) in enumerate(zip(names, cable, strict=True), 1)
         ]
     except (OSError, subprocess.CalledProcessError) as error:
-        warnings.warn(f"two agents on one host, for want of two: {error}", stacklevel=1)
-        found = [([], "127.0.0.1", "lo")] * 2
-    yield found
-    if shutil.which("ip"):
-        for name in names:
-            ip("netns", "del", name, check=False)
+        pytest.skip(f"NOT TESTED: two hosts, since network namespaces cannot be made: {error}")
+    else:
+        yield found
+    finally:
+        if shutil.which("ip"):
+            for name in names:
+                ip("netns", "del", name, check=False)
 
 
 @pytest.mark.slow

@@ -21,12 +21,12 @@ def test_flops_are_those_of_every_matmul() -> None:
     """Torch's own counter on a forward and backward pass, with attention over all T x T pairs."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from speedrun.model.attention import plan_attention
+    from speedrun.model.plan import AttentionPlan, plan_layer
 
     config = resolve("modern", "nano", ["model.layers=2", "batch.length=128"]).config
     model = GPT(config.model, 500, 128)
     ids = torch.zeros(2, 128, dtype=torch.int64)
-    plan = plan_attention("dense", ids, None)
+    plan = AttentionPlan((plan_layer("dense", ids, None),))
     with FlopCounterMode(display=False) as counter:
         model(ids, plan, ids).backward()
     counted = counter.get_total_flops()
@@ -64,11 +64,11 @@ def test_microbatches_follow_from_memory() -> None:
     assert 8 < small.microbatches <= 512
     assert small.memory_bytes < 24 * GIB < large.memory_bytes
     assert shared.microbatches * 8 >= small.microbatches
-    assert large.total_parameters == 275_742_772
+    assert sum(large.parameters.values()) == 275_742_772
     assert sequences_that_fit(config, vocab, 1) == 1
 
 
 def test_the_config_decides_if_it_says_so() -> None:
-    config = resolve("modern", "nano", ["batch.microbatch=2"]).config
+    config = resolve("modern", "nano", ["machine.microbatch=2"]).config
     assert config.microbatches(1, fits=1) == 8
     assert resolve("modern", "nano").config.microbatches(1, fits=5) == 4

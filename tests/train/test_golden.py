@@ -17,15 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
-from speedrun.train.display import NoDisplay
-from speedrun.train.run import RunFolder
-from speedrun.train.session import Options, run_training
-from speedrun.train.world import World
 from tests.conftest import TINY, make_tiny_dataset
+from tests.train.heard import losses, train
 
 GOLDEN = Path(__file__).with_name("golden.json")
 TOLERANCE = 1e-4
@@ -43,11 +39,9 @@ SIZES = (
 )  # fmt: skip
 
 
-def losses(config: Config, folder: Path) -> list[float]:
-    run = RunFolder(folder)
-    alone = World.alone(torch.device("cpu"))
-    run_training(config, run, Path(config.data.dir), NoDisplay(), alone, Options())
-    return [row["loss"] for row in run.read_metrics("train")]
+def losses_of(config: Config, folder: Path) -> list[float]:
+    train(config, folder)
+    return losses(folder)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -56,7 +50,7 @@ def test_the_first_losses_are_the_golden_ones(
 ) -> None:
     golden = json.loads(GOLDEN.read_text())
     assert recipe in golden, f"{recipe} has no golden losses: see the top of this file"
-    found = losses(tiny(*SIZES, recipe=recipe), tmp_path / "run")
+    found = losses_of(tiny(*SIZES, recipe=recipe), tmp_path / "run")
     assert len(found) == 20
     assert found == pytest.approx(golden[recipe], abs=DECIDED_BY_ROUNDING.get(recipe, TOLERANCE))
 
@@ -70,7 +64,7 @@ def write() -> None:
         dataset = make_tiny_dataset(Path(folder))
         words = [*TINY, f"data.dir={dataset}", *SIZES]
         golden = {
-            recipe: losses(resolve(recipe, "nano", words).config, Path(folder) / recipe)
+            recipe: losses_of(resolve(recipe, "nano", words).config, Path(folder) / recipe)
             for recipe in RECIPES
         }
     rows = (

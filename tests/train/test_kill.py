@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from speedrun.config.schema import Config
 from speedrun.train import checkpoint
@@ -22,6 +21,7 @@ from speedrun.train.run import RunFolder
 from tests.conftest import TINY
 from tests.train import jobs
 from tests.train.children import on_ranks, speedrun, steps_logged
+from tests.train.heard import losses, newest, same_bits, tensors, values
 from tests.waiting import PATIENCE, wait_for
 
 KILLS, STRIDE = 20, 34  # a kill every so many steps, of 700
@@ -37,38 +37,25 @@ def words(dataset: Path, folder: Path, *more: str) -> Words:
     ]  # fmt: skip
 
 
-def rows(folder: Path, kind: str) -> int:
-    return len(RunFolder(folder).read_metrics(kind))
-
-
 def finish(child: Any, code: int, output: Path) -> None:
     child.join(PATIENCE)
     assert child.exitcode == code, output.read_text()[-3000:]
 
 
-def history(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    return {
-        kind: [(row["step"], row["loss"]) for row in RunFolder(folder).read_metrics(kind)]
-        for kind in ("train", "val")
-    }
-
-
-def end_state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    found, _ = checkpoint.latest(folder / "checkpoints")
-    assert found is not None
+def end(folder: Path) -> dict[str, Any]:
     # Times differ between runs; all else in the state must not.
     times = ("seconds", "seconds_to_target", "wall_seconds_to_target", "earlier_wall")
-    progress = {k: v for k, v in found.meta["progress"].items() if k not in times}
-    return {**found.model(), **found.optimizer()}, progress
+    progress = newest(folder / "checkpoints").meta["progress"]
+    return {key: value for key, value in progress.items() if key not in times}
 
 
 def assert_same_run(left: Path, right: Path) -> None:
     """Every loss, every weight and moment, and the position in the data, bit for bit."""
-    assert history(left) == history(right)
-    (tensors, progress), (others, other_progress) = end_state(left), end_state(right)
-    assert progress == other_progress
-    assert tensors.keys() == others.keys()
-    assert all(torch.equal(tensors[key], others[key]) for key in tensors)
+    for kind in ("train", "val"):
+        assert values(left, kind) == values(right, kind)
+        assert losses(left, kind) == losses(right, kind)
+    assert end(left) == end(right)
+    assert same_bits(tensors(left), tensors(right))
 
 
 @pytest.mark.slow
@@ -130,7 +117,7 @@ def test_a_rank_killed_under_torchrun_is_started_again(
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(children[rank]), signal.SIGKILL)
         resumes = 1 if moment == 20 else 2
-        wait_for(lambda n=resumes: rows(run, "resume") >= n, "a restart")  # type: ignore[misc]
+        wait_for(lambda n=resumes: len(values(run, "resume")) >= n, "a restart")  # type: ignore[misc]
     output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
     assert_same_run(whole, run)

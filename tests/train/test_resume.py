@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +12,23 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
-from speedrun.train import checkpoint
 from speedrun.train.environment import code_hash
-from speedrun.train.keeper import Every
+from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
-from speedrun.train.session import Options, run_training
-from speedrun.train.world import World
-from tests.train.heard import Heard
-
-Make = Callable[..., Config]
-ALONE = World.alone(torch.device("cpu"))
+from tests.train.heard import Heard, Make, losses, same_bits, tensors, train, values
 
 
 def run(config: Config, folder: Path, interrupt_at: int = -1, **how: Any) -> list[str]:
     """Train; gives what was said."""
     heard = Heard(interrupt_at)
-    data = Path(config.data.dir)
-    run_training(config, RunFolder(folder), data, heard, ALONE, Options(**how))
+    train(config, folder, heard, **how)
     return heard.lines
-
-
-def losses(folder: Path, kind: str = "train") -> list[float]:
-    return [row["loss"] for row in RunFolder(folder).read_metrics(kind)]
 
 
 def assert_same_end(left: Path, right: Path) -> None:
     assert losses(left) == losses(right)
     assert losses(left, "val") == losses(right, "val")
-    ends = [checkpoint.latest(folder / "checkpoints")[0] for folder in (left, right)]
-    models = [end.model() | end.optimizer() for end in ends if end]
-    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+    assert same_bits(tensors(left), tensors(right))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +115,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over(tiny: Make, tmp_p
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tiny: Make, tmp_path: Path) -> None:
-    often = Every(steps=2)
+    often = Interval(steps=2)
     run(tiny(), tmp_path / "whole")
     run(tiny(), tmp_path / "run", 5, checkpoint_every=often)
     newest = tmp_path / "run/checkpoints/step-000006/model.safetensors"
@@ -142,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tiny: Make, tmp_pat
 
 def test_records_cut_short_by_a_crash_are_mended(tiny: Make, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "whole")
-    run(tiny(), tmp_path / "run", 3, checkpoint_every=Every(steps=2))
+    run(tiny(), tmp_path / "run", 3, checkpoint_every=Interval(steps=2))
     shutil.rmtree(tmp_path / "run/checkpoints/step-000004")
     with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 5, "lo')
@@ -156,8 +142,7 @@ def test_a_run_without_records_can_go_on(tiny: Make, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "run", 3)
     (tmp_path / "run/metrics.jsonl").unlink()
     run(tiny(), tmp_path / "run", resume=True)
-    steps = [row["step"] for row in RunFolder(tmp_path / "run").read_metrics("train")]
-    assert steps == [5, 6, 7, 8]
+    assert values(tmp_path / "run", "train") == [5, 6, 7, 8]
 
 
 def test_the_folder_says_where_and_with_what_it_was_run(tiny: Make, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The C++ kernels, built on this machine at first use (build.py), and how to call them.
 
-Where there is no compiler the torch paths take over: attention forward and backward takes 48 ms
-here where the torch path takes 121 (8,192 tokens, documents of 500), and 32 against 59 on sixteen
-rows of 512.
+Where there is no compiler, torch code computes the same, slower: attention forward and backward
+takes 121 ms instead of 48 (8,192 tokens, documents of 500), and 59 instead of 32 on sixteen rows of
+512.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speedrun.model.native.build import SWITCH, Build, build_or_find, chosen
+from speedrun.model.native.build import SWITCH, Build, build_or_find, chosen, version_of
 
 __all__ = ["MAX_WIDTH", "SWITCH", "WIDTH_STEP", "Kernel", "load", "load_build", "run"]
 
@@ -33,18 +33,12 @@ class _Strided(ctypes.Structure):
 
 @dataclass(frozen=True)
 class View:
-    """A (B, H, T, K) tensor handed over with its strides, of which the last is 1."""
+    """A (B, H, T, K) tensor passed with its strides; the last must be 1."""
 
     tensor: Tensor
 
 
-@dataclass(frozen=True)
-class Shape:
-    """struct Shape of attention.cpp."""
-
-    numbers: tuple[int, ...]
-
-
+Shape = tuple[int, int, int, int, int]  # struct Shape of attention.cpp
 Argument = View | Shape | Tensor | int | float | None
 
 
@@ -53,8 +47,8 @@ def _as_c(x: Argument) -> object:
         assert x.tensor.stride(3) == 1
         assert x.tensor.dtype == torch.float32
         return ctypes.byref(_Strided(x.tensor.data_ptr(), *x.tensor.stride()[:3]))
-    if isinstance(x, Shape):
-        return (ctypes.c_int64 * len(x.numbers))(*x.numbers)
+    if isinstance(x, tuple):
+        return (ctypes.c_int64 * len(x))(*x)
     if isinstance(x, Tensor):
         assert x.is_contiguous()
         assert x.dtype in (torch.float32, torch.int32, torch.int64)
@@ -73,72 +67,55 @@ class Kernel:
         self.built = f"{compiler}, vectors of {library.lanes()}, {threads}"
 
     def invoke(self, name: str, arguments: Sequence[Argument]) -> int:
-        """A routine with the arguments of its C signature, threads apart; 0 if it is content."""
+        """Call a routine with its C arguments, adding the number of threads; 0 means success."""
         code: int = getattr(self._library, name)(*map(_as_c, arguments), torch.get_num_threads())
         return code
 
     def run(self, name: str, *arguments: Tensor | float | None) -> None:
-        """An elementwise routine; tensors are packed first."""
+        """Call an elementwise routine, with tensors made contiguous."""
         packed = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
         kinds = {x.dtype for x in packed if isinstance(x, Tensor)}
         assert kinds <= {torch.float32, torch.int64}, "numbers in fp32, targets in int64"
         bad = self.invoke(name, packed)
         assert bad == 0, "every target must be an id of the vocabulary"
 
-    def _attention(self, name: str, q: Tensor, k: Tensor, *rest: Tensor | float) -> None:
+    def attention(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, first: Tensor, *rest: Tensor | float
+    ) -> None:
+        """Call `attention_forward` or `attention_backward` of attention.cpp."""
         B, H, T, K = q.shape
-        v, first = rest[:2]
         assert k.shape == (B, k.shape[1], T, K), "one row of keys per row of queries"
-        assert v.shape == k.shape, "one value per key"  # type: ignore[union-attr]
-        assert isinstance(first, Tensor)
+        assert v.shape == k.shape, "one value per key"
         assert first.shape == (B, T), "one first key per query"
         assert first.dtype == torch.int32, "first keys in int32"
         assert H % k.shape[1] == 0, "query heads share key heads evenly"
-        views = [View(x) if isinstance(x, Tensor) and x.dim() == 4 else x for x in (q, k, *rest)]
-        bad = self.invoke(name, [Shape((B, H, k.shape[1], T, K)), *views])
+        arguments = (q, k, v, first, *rest)
+        views = [View(x) if isinstance(x, Tensor) and x.dim() == 4 else x for x in arguments]
+        bad = self.invoke(name, [(B, H, k.shape[1], T, K), *views])
         assert bad == 0, "first keys must not decrease along a row nor pass their query"
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, first: Tensor, scale: float, out: Tensor, lse: Tensor
-    ) -> None:
-        self._attention("attention_forward", q, k, v, first, scale, out, lse)
-
-    def backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        first: Tensor,
-        scale: float,
-        out: Tensor,
-        lse: Tensor,
-        dout: Tensor,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
-    ) -> None:
-        grads = (dout, dq, dk, dv)
-        self._attention("attention_backward", q, k, v, first, scale, out, lse, *grads)
 
 
 def load_build(*builds: Build) -> Kernel | str:
-    """The kernels of the first of the builds that can be had, or the reason why there are none."""
-    found = build_or_find(builds)
+    """The kernels of the first build that succeeds, or the reason why none does."""
+    try:
+        found = build_or_find(builds)
+    except OSError as error:  # a full disk, a compiler that cannot be run
+        return f"the kernels cannot be built: {error}"
     if isinstance(found, str):
         return found
     build, library = found
-    return Kernel(library, build.version().partition("\n")[0])
+    return Kernel(library, version_of(build.compiler).partition("\n")[0])
 
 
 @functools.cache
 def load() -> Kernel | str:
-    """The kernels for this machine, built if need be, or the reason why there are none."""
+    """The kernels for this machine, built if necessary, or the reason why there are none."""
     builds = chosen()
     return builds if isinstance(builds, str) else load_build(*builds)
 
 
 def run(name: str, *arguments: Tensor | float | None) -> None:
-    """Call a routine of the kernels, which must be there."""
+    """Call an elementwise routine of the kernels, which must have loaded."""
     kernel = load()
     assert isinstance(kernel, Kernel), kernel
     kernel.run(name, *arguments)

@@ -1,7 +1,7 @@
-"""Builds the C++ kernels: by which compiler, for which CPU, on whose threads, and kept where.
+"""Builds the C++ kernels: with which compiler, for which CPU, with which threads, cached where.
 
-Two files without dependencies, so a compiler call of a few seconds is the whole build, kept under
-$SPEEDRUN_HOME by a name made of everything that shaped it.
+Two files without dependencies, so one compiler call of a few seconds is the whole build. The
+library is cached under $SPEEDRUN_HOME, named by a hash of everything that it depends on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from speedrun.disk import flush
+from speedrun.files import cache_home, flush
 
 HERE = Path(__file__).parent
 SOURCES = (HERE / "attention.cpp", HERE / "fused.cpp")
@@ -29,31 +29,28 @@ HEADERS = (HERE / "vec.h", HERE / "parallel.h")
 FLAGS = (
     "-O3", "-std=c++17", "-fno-math-errno", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC",
 )  # fmt: skip
-# 0: never build or load; the name of a CPU for the compiler's -march, such as x86-64-v3: for that
-# one instead of the one that is here.
+# 0: use no kernels; a CPU name that the compiler's -march knows, such as x86-64-v3: build for that
+# CPU instead of this machine's.
 SWITCH = "SPEEDRUN_NATIVE"
 
 
 @dataclass(frozen=True)
 class Build:
-    """What a build depends on besides the sources."""
+    """The settings of a build."""
 
     compiler: tuple[str, ...]  # the words of its command
     cpu: str = "native"
     openmp: bool = True
 
-    def version(self) -> str:
-        return _version(self.compiler)
-
     def command(self, library: Path) -> list[str]:
-        # Compilers for ARM know the machine in front of them by -mcpu alone.
+        # On ARM only -mcpu accepts "native".
         x86 = platform.machine() in ("x86_64", "AMD64")
         option = "-mcpu=native" if self.cpu == "native" and not x86 else f"-march={self.cpu}"
         threads = ["-fopenmp"] if self.openmp else []
         return [*self.compiler, *FLAGS, option, *threads, *map(str, SOURCES), "-o", str(library)]
 
     def run(self, library: Path) -> str:
-        """The library in its place, whole or not at all; what the compiler says if it fails."""
+        """Build `library`, complete or not at all; returns the compiler's complaint, if any."""
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             fresh = Path(folder) / library.name
             words = self.command(fresh)
@@ -63,18 +60,18 @@ class Build:
             flush(fresh)
             size = fresh.stat().st_size
             fresh.replace(library)
-            _size_file(library).write_text(f"{size}\n")
+            library.with_suffix(".size").write_text(f"{size}\n")
         return ""
 
     def name(self) -> str:
         texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
         here = _processor() if self.cpu == "native" else ""
-        parts = (*texts, self.version(), " ".join(self.command(Path())), here)
+        parts = (*texts, version_of(self.compiler), " ".join(self.command(Path())), here)
         return f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
 
 
 def chosen() -> tuple[Build, ...] | str:
-    """The builds that this environment asks for, the best first; or why there are none."""
+    """The builds to try in this environment, the best first; or why there are none."""
     cpu = os.environ.get(SWITCH) or "native"
     if cpu == "0":
         return f"{SWITCH}=0 is set"
@@ -87,18 +84,11 @@ def chosen() -> tuple[Build, ...] | str:
 
 
 def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
-    """The first of the builds that the cache has, else the first to succeed; or why none does."""
-    try:
-        return _build_or_find(builds)
-    except OSError as error:  # a full disk, a compiler that is none
-        return f"the kernels cannot be built: {error}"
-
-
-def _build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
+    """The first build that is cached, else the first that succeeds; or why none does."""
     libraries = {build: cache_folder(build.name()) / build.name() for build in builds}
     if found := _cached(libraries):
         return found
-    with _alone(libraries[builds[0]].parent):
+    with _locked(libraries[builds[0]].parent):
         if found := _cached(libraries):  # built by another process meanwhile
             return found
         said = ""
@@ -114,30 +104,26 @@ def _build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
 
 def _cached(libraries: Mapping[Build, Path]) -> tuple[Build, ctypes.CDLL] | None:
     for build, library in libraries.items():
-        if _whole(library):
-            with suppress(OSError):  # of another machine: built again
+        if _complete(library):
+            with suppress(OSError):  # built on another machine: build again
                 return build, ctypes.CDLL(str(library))
     return None
 
 
-def _size_file(library: Path) -> Path:
-    return library.with_suffix(".size")
-
-
-def _whole(library: Path) -> bool:
-    """One that a full disk or a crash has cut short would not fail to load: it would kill us."""
+def _complete(library: Path) -> bool:
+    """Whether the file has its full size: loading a truncated library kills the process."""
     try:
-        return library.stat().st_size == int(_size_file(library).read_text())
+        return library.stat().st_size == int(library.with_suffix(".size").read_text())
     except (OSError, ValueError):
         return False
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of the ranks of a host that start together, one builds and the others wait for it."""
+def _locked(folder: Path) -> Iterator[None]:
+    """A lock: of the ranks that start together on a host, one builds and the others wait."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # without locks each builds its own, and the last rename wins
+        with suppress(OSError):  # no locks here: each builds, the last rename wins
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -145,30 +131,26 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def cache_folder(name: str) -> Path:
-    """The cache, or a folder of this process's own where that cannot be written."""
-    home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun")
-    try:
-        folder = home.expanduser() / "native"
+    """The cache folder, or a temporary folder where that cannot be written."""
+    with suppress(OSError, RuntimeError):  # read-only, or no home at all
+        folder = cache_home() / "native"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # read-only, or no home at all
-        return Path(tempfile.mkdtemp(prefix="speedrun-"))
-    if _whole(folder / name) or os.access(folder, os.W_OK):
-        return folder
+        if _complete(folder / name) or os.access(folder, os.W_OK):
+            return folder
     return Path(tempfile.mkdtemp(prefix="speedrun-"))
 
 
 @functools.cache
-def _version(compiler: tuple[str, ...]) -> str:
+def version_of(compiler: tuple[str, ...]) -> str:
     words = [*compiler, "--version"]
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
 
 def _processor() -> str:
-    """What -march=native depends on, so that a home folder shared by machines stays safe."""
+    """The CPU that -march=native builds for, in case machines share a home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return "\n".join(
-        sorted({x for x in lines if x.startswith(("model name", "flags", "Features"))})
-    )
+    facts = {x for x in lines if x.startswith(("model name", "flags", "Features"))}
+    return "\n".join(sorted(facts))

@@ -1,4 +1,4 @@
-"""Who sees whom, as a picture: the blocks attention computes at steps along the run.
+"""The attention mask as a picture: which blocks are computed at steps along the run.
 
 Documents come from the first validation row where the run's dataset is still at hand, and are
 otherwise made up (lengths log-normal around 400 tokens, as in web text). Each frame holds, per
@@ -8,18 +8,22 @@ query block, where partial and full key blocks begin, and the exact edge of the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from speedrun.config.schedule import settings_at
 from speedrun.config.schema import BLOCK, Config
+from speedrun.data.dataset import Dataset
+from speedrun.data.loader import document_ids
 from speedrun.errors import SpeedrunError
+from speedrun.files import cache_home
+from speedrun.model.mask import block_lists, first_key
 from speedrun.report.page.compare import Group
 from speedrun.report.page.run import RunData
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FRAMES = 9
 LONG_ROW = 16_384  # tokens from which fewer frames and no exact edge are kept
@@ -46,8 +50,6 @@ def mask_frames(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def _picture(run: RunData) -> dict[str, Any]:
-    from speedrun.model.window import window_at
-
     config = run.config
     real = _validation_documents(run)
     documents_1T = real if real is not None else _made_up_documents(config.batch.length)
@@ -57,7 +59,7 @@ def _picture(run: RunData) -> dict[str, Any]:
     steps = sorted({round(i * config.steps / (count - 1)) for i in range(count)})
     frames: list[dict[str, Any]] = []
     for step in steps:
-        window = window_at(config, step)
+        window = settings_at(config, step).window
         if frames and frames[-1]["window"] == window:
             continue
         frames.append({"step": step, "window": window} | _frame(documents_1T, window, config))
@@ -72,21 +74,14 @@ def _picture(run: RunData) -> dict[str, Any]:
 
 
 def _frame(documents_1T: Tensor, window: int | None, config: Config) -> dict[str, Any]:
-    import torch
-
-    from speedrun.model.mask import block_lists, first_key
-
-    rule = config.attention.window
     tensor = None if window is None else torch.tensor(window, dtype=torch.int32)
-    first_1T = first_key(documents_1T, tensor, "blocks" if rule == "none" else rule)
+    first_1T = first_key(documents_1T, tensor, config.attention.window)
     lists = block_lists(first_1T)
-    full_Q = lists.full_count[0].tolist()
-    partial_Q = lists.partial_count[0].tolist()
     T = config.batch.length
     visible = int((torch.arange(T) - first_1T[0] + 1).sum())
     return {
-        "partial": partial_Q,
-        "full": full_Q,
+        "partial": lists.partial_count[0].tolist(),
+        "full": lists.full_count[0].tolist(),
         "visible": visible / (T * (T + 1) / 2),
         "edge": _segments(first_1T[0].tolist()) if T <= LONG_ROW else [],
     }
@@ -108,22 +103,16 @@ def _segments(first_T: Sequence[int]) -> list[list[int]]:
 
 
 def _made_up_documents(length: int) -> Tensor:
-    import torch
-
     draw = torch.Generator().manual_seed(0)
     sizes = torch.exp(6.0 + 0.9 * torch.randn(length // 16 + 8, generator=draw)).long() + 16
-    starts = sizes.cumsum(0)
-    return torch.bucketize(torch.arange(length), starts, right=True).to(torch.int32)[None]
+    return torch.bucketize(torch.arange(length), sizes.cumsum(0), right=True).to(torch.int32)[None]
 
 
 def _validation_documents(run: RunData) -> Tensor | None:
     """Document numbers of the first validation row, if the dataset is here; nothing is built."""
-    import torch
-
-    from speedrun.data.shards import Dataset
-    from speedrun.model.mask import document_ids
-
-    for folder in _dataset_folders(run):
+    place = run.config.data.dir
+    folders = [Path(place).expanduser()] if place else (cache_home() / "datasets").glob("[!.]*/")
+    for folder in sorted(folders):
         try:
             dataset = Dataset.open(folder)
             if dataset.fingerprint != run.dataset_fingerprint:
@@ -131,15 +120,5 @@ def _validation_documents(run: RunData) -> Tensor | None:
             tokens = dataset.split("val").head(run.config.batch.length, dataset.vocab_size)
         except (SpeedrunError, OSError):
             continue
-        row_1T = torch.tensor([int(token) for token in tokens], dtype=torch.int32)[None]
-        return document_ids(row_1T, dataset.eot)
+        return torch.from_numpy(document_ids(tokens[None], dataset.eot))
     return None
-
-
-def _dataset_folders(run: RunData) -> list[Path]:
-    if run.dataset_fingerprint is None:
-        return []
-    if run.config.data.dir:
-        return [Path(run.config.data.dir).expanduser()]
-    home = Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
-    return sorted((home / "datasets").glob("[!.]*/"))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speedrun.config.experiment import SEED, all_differences
 from speedrun.config.files import flatten
-from speedrun.config.resolve import resolve
+from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError, RunError
-from speedrun.report.text import value_text
+from speedrun.errors import ConfigError
 from speedrun.train.run import RunFolder
+from speedrun.train.summary import Environment, Summary
 
 MOST_EVENTS = 200
 MOST_SAMPLES = 4
@@ -27,77 +28,66 @@ Row = Mapping[str, Any]
 class RunData:
     folder: RunFolder
     config: Config
-    summary: Row
     validations: list[tuple[int, float]]
     dataset_fingerprint: str | None
-    shown: dict[str, Any]
+    shown: dict[str, Any]  # as the page's scripts read it
 
 
 def read_run(folder: RunFolder, points: int) -> RunData:
     """Read a run, finished or not; `points` limits its training curve."""
     config = folder.load_config()
-    rows = list(_with_clocks(folder.read_metrics() if folder.metrics.exists() else []))
-    summary = _read_json(folder.summary)
+    rows = list(_with_clocks(folder.read_metrics()))
+    summary = folder.read_summary()
     train = _latest_by_step(rows, "train")
     val = _latest_by_step(rows, "val")
     starts = [row for row in rows if row["kind"] in ("start", "resume")]
+    logged = max((row["step"] for row in (*train, *val)), default=0)
     shown = {
         "name": folder.path.name,
         "path": str(folder.path),
         "seed": config.train.seed,
         "status": _status(config, rows, summary),
-        "steps": int(
-            summary.get("steps") or max((row["step"] for row in (*train, *val)), default=0)
-        ),
+        "steps": summary.steps if summary else logged,
         "total_steps": config.steps,
         "batch_tokens": config.batch.tokens,
         "val": _columns(val, ("loss", "bits_per_byte")),
         "train": _thinned(train, points, config.batch.tokens),
         "events": _events(rows),
         "samples": _samples(rows),
-        "summary": dict(summary),
+        "summary": summary.as_dict() if summary else {},
         "peak_flops": next((row["peak_flops"] for row in starts if row.get("peak_flops")), None),
         "wait_share": _wait_share(rows),
         "command": repeat_command(config),
         "environment": _environment(folder, summary),
     }
-    validations = [(row["step"], row["loss"]) for row in val if row["loss"] is not None]
+    validations = [(row["step"], row["loss"]) for row in val if row.get("loss") is not None]
     fingerprint = next((row.get("dataset_fingerprint") for row in starts), None)
-    return RunData(folder, config, summary, validations, fingerprint, shown)
-
-
-def _read_json(path: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read as JSON: {error}") from None
-    return found if isinstance(found, dict) else {}
+    return RunData(folder, config, validations, fingerprint, shown)
 
 
 def _with_clocks(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Events carry no clock, so each is given that of the last row before it."""
     where: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "wall_seconds": 0.0}
     for row in rows:
-        if "wall_seconds" in row:
+        if all(key in row for key in where):
             where = {key: row[key] for key in where}
         yield {**row, **where}
 
 
 def _latest_by_step(rows: Sequence[Row], kind: str) -> list[Row]:
     """One row a step, in order; after a rewind the later attempt counts."""
-    found = {row["step"]: row for row in rows if row["kind"] == kind}
+    found = {row["step"]: row for row in rows if row["kind"] == kind and "step" in row}
     return [found[step] for step in sorted(found)]
 
 
-def _status(config: Config, rows: Sequence[Row], summary: Row) -> str:
-    if not summary:
+def _status(config: Config, rows: Sequence[Row], summary: Summary | None) -> str:
+    if summary is None:
         return "unfinished" if rows else "not started"
-    if summary.get("stopped_early"):
+    if summary.stopped_early:
         return "stopped early"
-    done = int(summary.get("steps", 0)) >= config.steps
-    return "finished" if done else "at the target" if summary.get("reached_target") else "ended"
+    if summary.steps >= config.steps:
+        return "finished"
+    return "at the target" if summary.reached_target else "ended"
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
@@ -105,30 +95,24 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {
-        "step": [row["step"] for row in rows],
-        "tokens": [row["tokens"] for row in rows],
-        "seconds": [_rounded(row["seconds"], 3) for row in rows],
-        "wall_seconds": [_rounded(row["wall_seconds"], 2) for row in rows],
-    }
-    return found | {name: [_rounded(row.get(name), 5) for row in rows] for name in names}
+    digits = {"step": 0, "tokens": 0, "seconds": 3, "wall_seconds": 2} | dict.fromkeys(names, 5)
+    return {name: [_rounded(row.get(name), to) for row in rows] for name, to in digits.items()}
 
 
 def _thinned(rows: Sequence[Row], points: int, batch_tokens: int) -> dict[str, list[Any]]:
     """At most `points` rows: each the mean of a stretch of steps, placed at its last step."""
     size = -(-len(rows) // points) if rows else 1
     stretches = [rows[i : i + size] for i in range(0, len(rows), size)]
-    found = _columns([stretch[-1] for stretch in stretches], ())
-    found["loss"] = [_mean(row["loss"] for row in stretch) for stretch in stretches]
-    found["tokens_per_second"] = []
-    for stretch in stretches:
-        ms = sum(row.get("ms") or 0.0 for row in stretch)
-        found["tokens_per_second"].append(
+    sums = [sum(row.get("ms") or 0.0 for row in stretch) for stretch in stretches]
+    return _columns([stretch[-1] for stretch in stretches], ()) | {
+        "loss": [_mean(stretch, "loss") for stretch in stretches],
+        "tokens_per_second": [
             round(1000 * batch_tokens * len(stretch) / ms, 1) if ms else None
-        )
-    found["peak_share"] = [_mean(row.get("peak_share") for row in stretch) for stretch in stretches]
-    found["stretch"] = [size]
-    return found
+            for stretch, ms in zip(stretches, sums, strict=True)
+        ],
+        "peak_share": [_mean(stretch, "peak_share") for stretch in stretches],
+        "stretch": [size],
+    }
 
 
 def _wait_share(rows: Sequence[Row]) -> float | None:
@@ -142,8 +126,8 @@ def _wait_share(rows: Sequence[Row]) -> float | None:
     return sum(waits) / seconds if seconds else None
 
 
-def _mean(values: Iterator[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    known = [row[name] for row in rows if row.get(name) is not None]
     return round(sum(known) / len(known), 5) if known else None
 
 
@@ -151,17 +135,14 @@ def _events(rows: Sequence[Row]) -> list[dict[str, Any]]:
     clocks = ("kind", "step", "tokens", "seconds", "wall_seconds")
     found = []
     for row in rows:
-        if row["kind"] in CURVES:
-            continue
-        extra = {
-            key: value
-            for key, value in row.items()
-            if key not in clocks and not key.endswith("fingerprint") and key != "peak_flops"
-        }
-        found.append(
-            {key: row.get(key) for key in clocks}
-            | {"detail": ", ".join(f"{key} {value}" for key, value in extra.items())}
-        )
+        if row["kind"] not in CURVES:
+            details = [
+                f"{key} {value}"
+                for key, value in row.items()
+                if key not in (*clocks, "peak_flops") and not key.endswith("fingerprint")
+            ]
+            event = {key: row.get(key) for key in clocks}
+            found.append(event | {"detail": ", ".join(details)})
     return found if len(found) <= MOST_EVENTS else found[:1] + found[1 - MOST_EVENTS :]
 
 
@@ -173,52 +154,54 @@ def _samples(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ][-MOST_SAMPLES:]
 
 
-def _environment(folder: RunFolder, summary: Row) -> dict[str, Any]:
-    """What was recorded of the machine and the code, flattened; a diff is told by its length."""
-    recorded = _read_json(folder.path / "environment.json")
-    found = dict(flatten(recorded))
+def _environment(folder: RunFolder, summary: Summary | None) -> dict[str, Any]:
+    """What was recorded of the machine and the code, flattened; of a diff its length."""
+    place = Environment.read(folder.environment)
+    found = dict(flatten(place.recorded)) if place else {}
     diff = found.pop("git_diff", None)
-    if recorded.get("git_commit"):
+    if place and place.git_commit:
         lines = len(diff.splitlines()) if diff else 0
         found["uncommitted changes"] = f"{lines} lines of diff" if lines else "none"
+    stated = summary.as_dict() if summary else {}
     for key in ("device", "threads", "world_size", "torch", "dataset_fingerprint"):
-        if key in summary and key not in found and f"libraries.{key}" not in found:
-            found[key] = summary[key]
+        if key in stated and key not in found and f"libraries.{key}" not in found:
+            found[key] = stated[key]
     return {key: value for key, value in found.items() if value is not None}
 
 
 def repeat_command(config: Config) -> str:
     """A command line that resolves to this very config, whatever file the recipe came from."""
-    recipe, track = config.recipe, config.track
     try:
-        base = resolve(recipe, track).config
+        base = resolve(config.recipe, config.track).config
     except ConfigError:
-        recipe, track = "modern", "nano"
-        base = resolve(recipe, track).config
-    stated = dict(flatten(base.model_dump()))
-    words = ["speedrun", "train", recipe, "--track", track, "--seed", str(config.train.seed)]
-    for key, value in flatten(config.model_dump()):
-        if key not in ("recipe", "track", "train.seed") and stated[key] != value:
-            words.append(f"{key}={value_text(value)}")
-    return shlex.join(words)
+        base = resolve("modern", "nano").config
+    words = ["speedrun", "train", base.recipe, "--track", base.track]
+    words += ["--seed", str(config.train.seed)]
+    changed = [one for one in all_differences(base, config) if one.key != SEED]
+    return shlex.join([*words, *(f"{key}={toml_text(value)}" for key, _, value in changed)])
 
 
 def schedules(config: Config) -> dict[str, Any]:
-    """Learning rate, Muon's momentum and window over the run: functions of the step alone."""
-    from speedrun.model.window import window_at
-    from speedrun.train.setup import learning_rate_multiplier, momentum_at
-
+    """Learning rate, Muon's momentum and window over the run, as [step, value]."""
     total = config.steps
     steps = sorted({round(i * total / SCHEDULE_POINTS) for i in range(SCHEDULE_POINTS + 1)})
+    points = [(step, settings_at(config, step)) for step in steps]
     muon = config.optimizer.kind == "muon"
-    unit = 128 if config.attention.window == "blocks" else 1
-    window: list[tuple[int, int]] = []
-    for step in range(total + 1) if config.attention.window != "none" else ():
-        width = (window_at(config, step) or 0) * unit
-        if not window or window[-1][1] != width or step == total:
-            window.append((step, width))
     return {
-        "lr": [(step, round(learning_rate_multiplier(config, step), 5)) for step in steps],
-        "momentum": [(s, round(momentum_at(config, s), 5)) for s in steps] if muon else [],
-        "window": window,
+        "lr": [(step, round(at.learning_rate_multiplier, 5)) for step, at in points],
+        "momentum": [(step, round(at.momentum, 5)) for step, at in points] if muon else [],
+        "window": _windows(config),
     }
+
+
+def _windows(config: Config) -> list[tuple[int, int]]:
+    """Each width in tokens with its first step, and the last step."""
+    found: list[tuple[int, int]] = []
+    for step in range(config.steps + 1):
+        window = settings_at(config, step).window
+        if window is None:
+            return []
+        width = window * config.window_unit
+        if not found or found[-1][1] != width or step == config.steps:
+            found.append((step, width))
+    return found

@@ -71,33 +71,30 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
         if host not in (HOST, "localhost"):
-            self._send(403, "text/plain", b"this server answers to 127.0.0.1 only\n", with_body)
+            self._send(403, "text/plain", b"this server answers to 127.0.0.1 only\n")
             return
         if self.path not in ("/", "/data.json"):
-            self._send(404, "text/plain", b"there is / and /data.json\n", with_body)
+            self._send(404, "text/plain", b"there is / and /data.json\n")
             return
         try:
             tag, data = self.server.source.get()
         except SpeedrunError as error:  # a file half-written this instant; the page asks again
-            self._send(503, "text/plain", f"{error}\n".encode(), with_body)
+            self._send(503, "text/plain", f"{error}\n".encode())
             return
         if self.headers.get("If-None-Match") == tag:
-            self._send(304, "text/plain", b"", False, tag)
+            self._send(304, "text/plain", b"", tag)
         elif self.path == "/":
-            self._send(200, "text/html", render(data).encode(), with_body, tag)
+            self._send(200, "text/html", render(data).encode(), tag)
         else:
             body = json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
-            self._send(200, "application/json", body, with_body, tag)
+            self._send(200, "application/json", body, tag)
 
-    def _send(self, code: int, kind: str, body: bytes, with_body: bool, tag: str = "") -> None:
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _send(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
         self.send_response(code)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -106,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         if tag:
             self.send_header("ETag", tag)
         self.end_headers()
-        if with_body:
+        if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -1,129 +1,113 @@
-// The page: which sections it has, what can be switched, and the live connection.
+// The page: which sections it has, in which order, and when they are drawn.
 
-// id, heading, word in the navigation, what draws it, whether the axis changes it
+import { ablationSection } from "./ablation.js";
+import { byId, el } from "./dom.js";
+import { eventSection } from "./events.js";
+import { drawFigures } from "./figure.js";
+import { connect } from "./live.js";
+import { lossSection } from "./loss.js";
+import { maskSection } from "./mask.js";
+import { grouped, known, plural } from "./numbers.js";
+import { choice, startColors } from "./parts.js";
+import { publishedSection } from "./published.js";
+import { resultSection } from "./result.js";
+import { sampleSection } from "./samples.js";
+import { AXES } from "./scales.js";
+import { scheduleSection } from "./schedules.js";
+import { configSection, repeatSection } from "./settings.js";
+import { targetSection } from "./target.js";
+import { offerThemes, preparePrint } from "./theme.js";
+import { throughputSection } from "./throughput.js";
+
+/** @type {Section[]} */
 const SECTIONS = [
-  ["result", "Result", "Result", resultSection, true],
-  ["ablation", "What each technique is worth", "Ablation", ablationSection, false],
-  ["loss", "Loss", "Loss", lossSection, true],
-  ["target", "How soon the target is reached", "Target", targetSection, true],
-  ["published", "Against the published runs", "Published", publishedSection, false],
-  ["schedules", "Schedules", "Schedules", scheduleSection, false],
-  ["throughput", "Throughput", "Throughput", throughputSection, true],
-  ["events", "Events", "Events", eventSection, true],
-  ["mask", "Who attends to whom", "Attention", maskSection, false],
-  ["samples", "What the models write", "Samples", sampleSection, false],
-  ["config", "What is set differently", "Config", configSection, false],
-  ["repeat", "Repeat it", "Repeat", repeatSection, false],
+  { id: "result", heading: "Result", link: "Result", draw: resultSection, followsAxis: true },
+  { id: "ablation", heading: "What each technique is worth", link: "Ablation", draw: ablationSection },
+  { id: "loss", heading: "Loss", link: "Loss", draw: lossSection, followsAxis: true },
+  { id: "target", heading: "How soon the target is reached", link: "Target", draw: targetSection, followsAxis: true },
+  { id: "published", heading: "Against the published runs", link: "Published", draw: publishedSection },
+  { id: "schedules", heading: "Schedules", link: "Schedules", draw: scheduleSection },
+  { id: "throughput", heading: "Throughput", link: "Throughput", draw: throughputSection, followsAxis: true },
+  { id: "events", heading: "Events", link: "Events", draw: eventSection, followsAxis: true },
+  { id: "mask", heading: "Who attends to whom", link: "Attention", draw: maskSection },
+  { id: "samples", heading: "What the models write", link: "Samples", draw: sampleSection },
+  { id: "config", heading: "What is set differently", link: "Config", draw: configSection },
+  { id: "repeat", heading: "Repeat it", link: "Repeat", draw: repeatSection },
 ];
 
-const S = {
+/** @type {State} */
+const state = {
   axis: "tokens", curve: "val", range: "detail", rate: "tokens", effect: "val_loss",
   hidden: new Set(), mask: null, frame: null,
 };
-let D = JSON.parse(byId("data").textContent);
+/** @type {PageData} */
+let data = JSON.parse(byId("data").textContent ?? "");
 
 function leadOf() {
-  const validated = [...new Set(D.runs.map((run) => run.summary.val_tokens).filter(known))];
-  const place = D.runs.map((run) => run.environment.gpu || run.environment.cpu).find(known);
+  const validated = [...new Set(data.runs.map((run) => run.summary.val_tokens).filter(known))];
+  const machine = data.runs.map((run) => run.environment.gpu || run.environment.cpu).find(known);
   return [
-    D.groups.length ? `${plural(D.groups.length, "configuration")}, ${plural(D.runs.length, "run")}` : null,
-    known(D.target) ? `target ${D.target} nats per token` : null,
+    data.groups.length ? `${plural(data.groups.length, "configuration")}, ${plural(data.runs.length, "run")}` : null,
+    known(data.target) ? `target ${data.target} nats per token` : null,
     validated.length === 1 ? `validated on ${grouped(validated[0])} tokens` : null,
-    place,
+    machine,
   ].filter(known).join(" · ");
 }
 
-// Draws a section anew and gives back what a redraw would lose: open details and the focus.
-function drawSection(section) {
-  const [id, heading, , draw] = section;
-  const box = byId(id);
+/** What a redraw would lose of a section, as a function that gives it back: open details and the focus. */
+function remember(/** @type {Element} */ box) {
   const open = [...box.querySelectorAll("details")].map((one) => one.open);
-  const nameOf = (node) => [node.tagName, node.name, node.id, node.type === "radio" ? node.value : ""].join();
-  const focused = box.contains(document.activeElement) ? nameOf(document.activeElement) : null;
-  const hidden = [...S.hidden].join();
-  const again = () => ([...S.hidden].join() === hidden ? drawSection(section) : drawAll());
-  box.replaceChildren(el("div", { class: "head" }, el("h2", { id: `${id}-heading` }, heading)));
-  const filled = draw(D, S, box, again);
-  box.hidden = !filled;
+  const nameOf = (/** @type {Element} */ node) => [node.tagName, node.getAttribute("name"), node.id,
+    node instanceof HTMLInputElement && node.type === "radio" ? node.value : ""].join();
+  const { activeElement } = document;
+  const focused = activeElement && box.contains(activeElement) ? nameOf(activeElement) : null;
+  return () => {
+    box.querySelectorAll("details").forEach((one, i) => { if (i < open.length) one.open = open[i]; });
+    /** @type {NodeListOf<HTMLElement>} */
+    const controls = box.querySelectorAll("input, select, button");
+    if (focused) [...controls].find((one) => nameOf(one) === focused)?.focus();
+  };
+}
+
+/** Whether there was anything to draw under the heading. */
+function drawSection(/** @type {Section} */ section) {
+  const { id, heading, draw } = section;
+  const box = byId(id);
+  const giveBack = remember(box);
+  const hidden = [...state.hidden].join();
+  const redraw = () => { if ([...state.hidden].join() === hidden) drawSection(section); else drawAll(); };
+  const head = el("div", { class: "head" }, el("h2", { id: `${id}-heading` }, heading));
+  box.replaceChildren(head);
+  draw(data, state, box, redraw);
+  box.hidden = box.childElementCount === 1;
   const controls = box.querySelector(":scope > .controls");
-  if (controls) box.firstChild.append(controls);
-  box.querySelectorAll(".chart, .figure").forEach((one) => one.redraw?.());
-  box.querySelectorAll("details").forEach((one, i) => { if (i < open.length) one.open = open[i]; });
-  if (focused) [...box.querySelectorAll("input, select, button")].find((one) => nameOf(one) === focused)?.focus();
-  return filled;
+  if (controls) head.append(controls);
+  drawFigures(box);
+  giveBack();
+  return !box.hidden;
 }
 
 function drawAll() {
-  firstHue = D.groups.length > 1 ? 0 : 1;
-  byId("title").replaceChildren(...D.title.split(" ").flatMap((word) => [el("span", { class: "word" }, word), " "]));
+  startColors(data);
+  byId("title").replaceChildren(...data.title.split(" ").flatMap((word) => [el("span", { class: "word" }, word), " "]));
   byId("lead").textContent = leadOf();
   const shown = SECTIONS.filter(drawSection);
-  byId("nav").replaceChildren(...shown.map(([id, , word]) => el("a", { href: `#${id}` }, word)));
+  byId("nav").replaceChildren(...shown.map(({ id, link }) => el("a", { href: `#${id}` }, link)));
 }
 
-function offerAxes() {
-  const pick = (key) => () => {
-    S.axis = key;
-    SECTIONS.filter((section) => section[4]).forEach(drawSection);
-  };
-  byId("axis").append(...Object.entries(AXES).map(([key, axis]) => el("label", {},
-    el("input", { type: "radio", name: "axis", value: key, checked: key === S.axis, onchange: pick(key) }), axis.label)));
-}
+const axes = /** @type {Record<AxisName, string>} */ (
+  Object.fromEntries(Object.entries(AXES).map(([name, axis]) => [name, axis.label])));
+byId("nav").after(choice(state, "axis", "Measure by", axes, () => {
+  SECTIONS.filter((section) => section.followsAxis).forEach(drawSection);
+}));
 
-// Follows the system until a theme is chosen by hand. Paper is always light: see the styles.
-function offerThemes() {
-  const root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  let chosen = false;
-  const follow = () => { if (!chosen) root.dataset.theme = system.matches ? "dark" : "light"; };
-  system.addEventListener("change", follow);
-  follow();
-  byId("theme").addEventListener("click", () => {
-    chosen = true;
-    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-  });
-}
-
-// Paper cannot be unfolded: tables and environments are opened for it, and closed again.
-function preparePrint() {
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    const folded = "details:not([open])";
-    opened = [...document.querySelectorAll(`#result ${folded}, #ablation ${folded}, #repeat ${folded}`)];
-    opened.forEach((one) => { one.open = true; });
-  });
-  addEventListener("afterprint", () => opened.forEach((one) => { one.open = false; }));
-}
-
-// Asks for news every two seconds; an unchanged tag costs nothing.
-function connect() {
-  const sign = byId("live");
-  let tag = "";
-  const say = (text, lost) => {
-    sign.hidden = false;
-    sign.textContent = text;
-    sign.classList.toggle("lost", lost);
-  };
-  async function ask() {
-    setTimeout(ask, 2000);
-    const headers = tag ? { "If-None-Match": tag } : {};
-    const answer = await fetch("data.json", { headers, cache: "no-store" }).catch(() => null);
-    if (answer?.status === 200) {
-      D = await answer.json();
-      tag = answer.headers.get("ETag") || "";
-      drawAll();
-    }
-    const well = answer !== null && (answer.ok || answer.status === 304);
-    say(well ? "live" : answer ? "waiting" : "the server is gone", !well);
-  }
-  say("live", false);
-  setTimeout(ask, 2000);
-}
-
-byId("main").append(...SECTIONS.map(([id]) => el("section", { id, "aria-labelledby": `${id}-heading` })));
-byId("foot").textContent = "Made by speedrun. Everything on this page is in this one file.";
-offerAxes();
+byId("main").append(...SECTIONS.map(({ id }) => el("section", { id, "aria-labelledby": `${id}-heading` })));
 offerThemes();
 preparePrint();
 drawAll();
-if (D.live) connect();
+if (data.live) {
+  connect((news) => {
+    data = news;
+    drawAll();
+  });
+}

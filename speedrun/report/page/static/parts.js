@@ -1,88 +1,65 @@
-// What sections share: tables, switches, legends, and curves of a group of runs.
-// D is the page's data, S its state. Text goes in as text, never as markup.
+// What sections share: groups and their colors, tables, choices, folded parts, lists of facts.
 
-const runsOf = (D, index) => D.runs.filter((run) => run.group === index);
-const isShown = (S, index) => !S.hidden.has(index);
-const several = (D) => D.groups.length > 1;
-const lastOf = (values) => values.filter(known).at(-1);
-const orDash = (value, form) => (known(value) ? form(value) : "–");
-const fixed = (digits) => (value) => value.toFixed(digits);
-const keyMark = (color) => el("i", { class: "key", style: `--hue:${color}` });
-const named = (index, text) => [keyMark(hue(index)), text];
+import { el } from "./dom.js";
+import { known } from "./numbers.js";
 
-// header: [text, class] a column; a cell is text, nodes, or {class, text}.
-function fillTable(header, rows) {
-  const cell = (value, i) => {
-    const marked = value && !Array.isArray(value) && !(value instanceof Node) && value.text !== undefined;
-    return el("td", { class: marked ? value.class : header[i][1] }, marked ? value.text : value);
-  };
-  const titles = header.map(([text, kind]) => el("th", { class: kind, scope: "col" }, text));
-  const body = rows.map((cells) => el("tr", {}, cells.map(cell)));
+/** @type {(data: PageData, group: number) => Run[]} */
+export const runsOf = (data, group) => data.runs.filter((run) => run.group === group);
+export const several = (/** @type {PageData} */ data) => data.groups.length > 1;
+/** @type {<T>(values: T[]) => NonNullable<T> | undefined} */
+export const lastOf = (values) => values.filter(known).at(-1);
+
+const COLORS = 10; // --c0 to --c9 of page.css
+let first = 0;
+/** Of several groups the first is the yardstick and grey; a lone one is not. */
+export function startColors(/** @type {PageData} */ data) {
+  first = several(data) ? 0 : 1;
+}
+export function hue(/** @type {number | null} */ group) {
+  return known(group) ? `var(--c${(group + first) % COLORS})` : "var(--faint)";
+}
+/** Past the last color they come again, dashed. */
+export const dashOf = (/** @type {number} */ group) => (group >= COLORS ? "7 3" : null);
+export const keyMark = (/** @type {string} */ color) => el("i", { class: "key", style: `--hue:${color}` });
+/** @type {(group: number | null, text: string) => Child} */
+export const named = (group, text) => [keyMark(hue(group)), text];
+
+/** @type {<Row>(title: string, cell: Column<Row>["cell"]) => Column<Row>} */
+export const textColumn = (title, cell) => ({ title, cell });
+/** @type {<Row>(title: string, cell: Column<Row>["cell"]) => Column<Row>} */
+export const numberColumn = (title, cell) => ({ title, cell, class: "n" });
+/** @type {(text: string, changed?: boolean) => HTMLElement} */
+export const monospaced = (text, changed = false) => el("td", { class: changed ? "mono changed" : "mono" }, text);
+
+/** @type {<Row>(rows: Row[], columns: Column<Row>[]) => HTMLElement} */
+export function table(rows, columns) {
+  const titles = columns.map((column) => el("th", { class: column.class, scope: "col" }, column.title));
+  const body = rows.map((row, index) => el("tr", {}, columns.map((column) => {
+    const cell = column.cell(row, index);
+    return cell instanceof HTMLTableCellElement ? cell : el("td", { class: column.class }, cell);
+  })));
   return el("div", { class: "scroll" },
     el("table", { class: "data" }, el("thead", {}, el("tr", {}, titles)), el("tbody", {}, body)));
 }
 
-function choice(S, key, name, options, again) {
-  const one = ([value, text]) => el("label", {}, el("input", {
-    type: "radio", name: key, value, checked: S[key] === value,
-    onchange: () => { S[key] = value; again(); },
-  }), text);
-  return el("fieldset", { class: "switch" }, el("legend", {}, name), Object.entries(options).map(one));
-}
-
-function legend(D, S, again, extra) {
-  const button = (group, index) => {
-    const seeds = runsOf(D, index).length;
-    const toggle = () => {
-      if (!S.hidden.delete(index)) S.hidden.add(index);
-      again();
+/** Radio buttons that set a key of the state, one a key of `options`.
+ * @type {<N extends "axis" | "curve" | "range" | "rate" | "effect">(
+ *   state: State, name: N, title: string, options: Record<State[N], string>, redraw: () => void) => Element} */
+export function choice(state, name, title, options, redraw) {
+  const keys = /** @type {(keyof typeof options)[]} */ (Object.keys(options));
+  return el("fieldset", { class: "switch" }, el("legend", {}, title), keys.map((key) => {
+    const choose = () => {
+      state[name] = key;
+      redraw();
     };
-    return el("button", {
-      type: "button", "aria-pressed": String(isShown(S, index)), style: `--hue:${hue(index)}`, onclick: toggle,
-    }, el("i", { class: dashOf(index) ? "dash" : null }), group.label,
-    seeds > 1 ? el("span", { class: "small" }, `× ${seeds}`) : null);
-  };
-  return el("div", { class: "legend", role: "group", "aria-label": "Show or hide" }, D.groups.map(button), extra);
+    return el("label", {},
+      el("input", { type: "radio", name, value: key, checked: key === state[name], onchange: choose }), options[key]);
+  }));
 }
 
-// Mean over a group's runs at the steps all of them have; one run is its own mean.
-function meanCurve(runs, curve, column, axis) {
-  const tables = runs.map((run) => {
-    const from = run[curve];
-    const byStep = new Map();
-    from.step.forEach((step, i) => {
-      if (known(from[column][i])) byStep.set(step, [from[axis.of][i], from[column][i]]);
-    });
-    return byStep;
-  });
-  if (!tables.length) return [];
-  const shared = [...tables[0].keys()].filter((step) => tables.every((table) => table.has(step)));
-  return shared.map((step) => [0, 1].map((i) => average(tables.map((table) => table.get(step)[i]))));
-}
-
-function ownCurve(run, curve, column, axis) {
-  const from = run[curve];
-  return from.step.map((_, i) => [from[axis.of][i], from[column][i]]).filter(([, value]) => known(value));
-}
-
-// For each group its mean, and under it its seeds as thin lines that the cursor passes over.
-function groupSeries(D, S, curve, column) {
-  const axis = AXES[S.axis];
-  const series = [];
-  D.groups.forEach((group, index) => {
-    if (!isShown(S, index)) return;
-    const runs = runsOf(D, index);
-    const color = hue(index);
-    if (runs.length > 1) {
-      series.push(...runs.map((run) => ({
-        label: `${group.label}, seed ${run.seed}`, color, width: 1.1, opacity: 0.38, quiet: true,
-        points: ownCurve(run, curve, column, axis),
-      })));
-    }
-    series.push({
-      label: group.label, color, dash: dashOf(index), dots: true, width: 2.4,
-      points: meanCurve(runs, curve, column, axis),
-    });
-  });
-  return series;
+/** @type {(title: string, ...children: Child[]) => Element} */
+export const folded = (title, ...children) => el("details", { class: "bare" }, el("summary", {}, title), children);
+export function definitions(/** @type {Record<string, string>} */ facts) {
+  const rows = Object.entries(facts).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+  return el("dl", { class: "plain" }, rows);
 }

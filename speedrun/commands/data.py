@@ -1,0 +1,102 @@
+"""The `speedrun data` verbs: progress bars around the work, tables after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from speedrun.config.resolve import resolve
+from speedrun.data.dataset import MANIFEST, Dataset
+from speedrun.errors import DataError
+from speedrun.terminal.console import print_table, size_text
+from speedrun.terminal.progress import stage_progress
+
+
+def build_command(
+    sources: Sequence[str],
+    out: Path,
+    tokenizer: str,
+    **options: Any,
+) -> None:
+    """`options` are those of `build_dataset`."""
+    from speedrun.data.build import build_dataset
+
+    with stage_progress() as progress:
+        build_dataset(sources, out, tokenizer, progress=progress, **options)
+    print(f"\ntrain on it: {training_command(_print_summary(out))}")
+
+
+def training_command(dataset: Dataset) -> str:
+    """How to train on a dataset, with what the nano track needs changed if it is small."""
+    config = resolve(track="nano").config
+    length, rows = config.batch.length, (dataset.split("val").tokens - 1) // config.batch.length
+    command = f"speedrun train record-18 --track nano data.dir={dataset.folder}"
+    if 0 < rows * length < config.validation.tokens:
+        command += f" validation.tokens={rows * length}"
+    return command
+
+
+def inspect_command(folder: Path, documents: int) -> None:
+    from speedrun.data.inspect import first_documents
+
+    dataset = _print_summary(folder)
+    for index, preview in enumerate(first_documents(dataset, count=documents) if documents else []):
+        length = "" if preview.tokens is None else f", {preview.tokens:,} tokens"
+        print(f"\n--- document {index}{length}")
+        print(preview.text)
+
+
+def verify_command(folder: Path) -> None:
+    from speedrun.data.verify import verify
+
+    with stage_progress() as progress:
+        report = verify(folder, lambda done, total: progress("verifying", done, total))
+    for problem in report.problems:
+        print(problem, file=sys.stderr)
+    if report.problems:
+        raise DataError(
+            f"{folder} is damaged in {len(report.problems)} place"
+            f"{'s' if len(report.problems) > 1 else ''}; build or download it again"
+        )
+    recorded = (folder / MANIFEST).exists()
+    verdict = "every byte as recorded" if recorded else "headers, sizes and ids are sound"
+    print(f"{folder}: {report.shards} shards, {size_text(report.bytes)}, {verdict}")
+
+
+def download_command(name: str, out: Path, shards: int) -> None:
+    from speedrun.data.download import download
+
+    with stage_progress() as progress:
+        download(name, out, shards, progress=progress)
+    _print_summary(out)
+
+
+def _print_summary(folder: Path) -> Dataset:
+    from speedrun.data.build import build_notes
+
+    dataset = Dataset.open(folder)
+    print(f"dataset:     {folder}")
+    sources = dataset.manifest.sources if dataset.manifest else ("public shards",)
+    print(f"sources:     {', '.join(sources)}")
+    print(f"tokenizer:   {dataset.tokenizer_spec}, {dataset.vocab_size:,} ids, "
+          f"end of text {dataset.eot}")  # fmt: skip
+    print(f"fingerprint: {dataset.fingerprint[:16]}")
+    print_table(
+        ("split", "shards", "documents", "tokens", "text", "bytes/token"),
+        [
+            (
+                split.name,
+                len(split.paths),
+                "?" if split.documents is None else f"{split.documents:,}",
+                f"{split.tokens:,}",
+                "?" if split.bytes is None else size_text(split.bytes),
+                "?" if split.bytes is None else f"{split.bytes / split.tokens:.2f}",
+            )
+            for split in dataset.splits.values()
+        ],
+    )
+    for note in build_notes(folder):
+        print(f"note: {note}")
+    return dataset

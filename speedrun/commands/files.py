@@ -1,0 +1,53 @@
+"""`speedrun recipes` and `speedrun tracks`: list, show, trace and compare their files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speedrun.config.experiment import all_differences
+from speedrun.config.files import Kind, chain, names
+from speedrun.config.resolve import Resolved, resolve, toml_text
+from speedrun.terminal.console import console, print_table
+
+
+def list_files(kind: Kind) -> None:
+    rows = []
+    for name in names(kind):
+        last = chain(kind, name)[-1]
+        rows.append((name, last.notes.get("extends", ""), last.notes.get("why", "")))
+    print_table((kind, "extends", "why"), rows)
+
+
+def show_file(kind: Kind, name: str) -> None:
+    for layer in chain(kind, name):
+        if layer.notes.get("why"):
+            console().print(f"{layer.name}: {layer.notes['why']}")
+    rows = ((key, toml_text(value), origin) for key, value, origin in _alone(kind, name).rows())
+    print_table(("key", "value", "set by"), [row for row in rows if row[2] != "default"])
+
+
+def show_history(kind: Kind, name: str) -> None:
+    """Each file of the chain: why it is there and what it changed."""
+    values: dict[str, Any] = {}
+    for layer in chain(kind, name):
+        minutes = layer.notes.get("published_minutes")
+        console().print(f"\n{layer.name}  {layer.notes.get('why', '')}", soft_wrap=True)
+        if minutes:
+            console().print(f"  (published: {minutes} minutes)")
+        for key, value in layer.values.items():
+            before = f"{toml_text(values[key])} -> " if key in values else ""
+            console().print(f"  {key} = {before}{toml_text(value)}", soft_wrap=True)
+        values |= layer.values
+
+
+def diff_files(kind: Kind, first: str, second: str) -> None:
+    differences = all_differences(_alone(kind, first).config, _alone(kind, second).config)
+    rows = [(key, toml_text(left), toml_text(right)) for key, left, right in differences]
+    if rows:
+        print_table(("key", first, second), rows)
+    else:
+        console().print(f"{first} and {second} resolve to the same values")
+
+
+def _alone(kind: Kind, name: str) -> Resolved:
+    return resolve(recipe=name) if kind == "recipe" else resolve(track=name)

@@ -1,0 +1,191 @@
+"""`speedrun train`: from words on the command line to a finished run and its last lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from speedrun.commands.sample import sample_command
+from speedrun.config.resolve import Resolved, change, resolve, toml_text
+from speedrun.config.schema import Config
+from speedrun.errors import ConfigError
+from speedrun.terminal.console import console, print_table, size_text
+from speedrun.train.request import Request
+from speedrun.train.run import RunFolder
+from speedrun.train.summary import Summary
+
+PROMPT = "def "  # of the text that a new model writes
+
+
+def train_command(request: Request) -> None:
+    resolved, run = _resolve(request)
+    config = resolved.config
+    config.microbatches(request.ranks or int(os.environ.get("WORLD_SIZE", "1")))
+    if request.dry_run:
+        print_dry_run(resolved, request.ranks or 1)
+        return
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and request.folder is None:
+        raise ConfigError("torchrun --max-restarts needs --run-dir DIR, to find the run again")
+    if request.resume and run.finished(config):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{run.path} is complete after {config.steps} steps: nothing to resume; --steps "
+                  "makes a run longer")  # fmt: skip
+        return
+    if request.ranks:
+        from speedrun.train.launch import launch
+
+        if not request.resume:
+            run.refuse_if_taken()
+        _dataset(config, talk=True)  # built once, before the ranks ask for it
+        launch(request, run)
+    if request.max_restarts:
+        raise ConfigError("--max-restarts cannot be used without --ranks: torchrun does restarts")
+    _train(config, run, request)
+
+
+def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
+    """The config of a new run, or of the one to resume with what the request changes in it."""
+    asked = {"train.seed": request.seed, "train.steps": request.steps}
+    options = {key: value for key, value in asked.items() if value is not None}
+    if request.steps is not None and request.steps < 1:
+        raise ConfigError(f"--steps {request.steps} cannot be used: at least 1")
+    if request.resume:
+        if request.folder is None or (request.recipe and "=" not in request.recipe):
+            raise ConfigError(
+                "--resume continues a run with the recipe it has: give it --run DIR and no recipe"
+            )
+        run = RunFolder(request.folder)
+        overrides = [*([request.recipe] if request.recipe else []), *request.overrides]
+        return change(run.load_config(), overrides, options), run
+    if not request.recipe:
+        raise ConfigError("train needs a recipe, for example: speedrun train modern")
+    if "=" in request.recipe and not request.recipe.endswith(".toml"):
+        raise ConfigError(f"the recipe comes before the overrides, and {request.recipe!r} is none")
+    resolved = resolve(request.recipe, request.track, request.overrides, options)
+    folder = request.folder
+    return resolved, RunFolder(folder) if folder else RunFolder.default(resolved.config)
+
+
+def _train(config: Config, run: RunFolder, request: Request) -> None:
+    """As the only process, or as one of the ranks that torchrun has started."""
+    from speedrun.terminal.display import choose_display
+    from speedrun.train.build import choose_device
+    from speedrun.train.launch import exit_of_rank
+    from speedrun.train.log import Display
+    from speedrun.train.session import run_training
+    from speedrun.train.world import World
+
+    world = World.join(choose_device(config.machine.device))
+    display = choose_display(console()) if world.first else Display()
+    try:
+        with world.watching_peers():
+            if request.folder is None:
+                run = RunFolder(Path(world.text_from_first(str(run.path))))
+            # A rank that torchrun started again goes on from what the last attempt left.
+            if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and run.config.exists():
+                request = replace(request, resume=True)
+            with world.together():
+                if world.first and not request.resume:
+                    run.refuse_if_taken()  # before the work of building a dataset
+                dataset = _dataset(config, talk=world.first)
+            display.note(
+                f"{config.recipe} on {config.track}: {config.steps} steps of "
+                f"{config.batch.tokens:,} tokens, run folder {run.path}"
+            )
+            summary, code = run_training(config, run, dataset, display, world, request)
+    finally:
+        display.close()
+        world.leave()
+    if world.first:
+        _say_result(config, run, summary, request.sample_tokens)
+    if code and world.first:  # the others are done; torchrun would end this rank for their codes
+        sys.exit(exit_of_rank(code))
+
+
+def _dataset(config: Config, *, talk: bool) -> Path:
+    from speedrun.data.find import find_dataset
+    from speedrun.terminal.progress import stage_progress
+
+    if not talk:
+        return find_dataset(config)
+    with stage_progress() as progress:
+        return find_dataset(config, progress)
+
+
+def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens: int) -> None:
+    print_result(config, run, summary)
+    if summary.exit_code:
+        print(
+            f"stopped at step {summary.steps}; continue with: "
+            f"speedrun train --resume --run {run.path}"
+        )
+        return
+    can_write = run.tokenizer.exists()
+    if sample_tokens and can_write:
+        print("\nwhat it writes:")
+        text = sample_command(
+            run.path, prompt=PROMPT, tokens=sample_tokens, temperature=1.0, top_k=40, seed=0
+        )
+        run.log("sample", prompt=PROMPT, text=text)
+    print(f"\nrun folder: {run.path}")
+    if can_write:
+        print(f"more text:  speedrun sample {run.path} --prompt 'import '")
+
+
+def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
+    from speedrun.terminal.curve import draw
+
+    rows = run.read_metrics("train")
+    points = [(row["tokens"], row["loss"]) for row in rows if row["loss"] is not None]
+    print("\ntraining loss (nats per token) over tokens"
+          + (", dotted: target" if config.train.target else ""))  # fmt: skip
+    print(draw(points, config.train.target))
+    speed = f"{summary.tokens_per_second:,.0f} tokens/s"
+    facts = {
+        "parameters": f"{summary.params:,}",
+        "steps, tokens": f"{summary.steps:,}, {summary.tokens:,}",
+        "training time": f"{summary.train_seconds:.1f} s ({speed})",
+        "wall time": f"{summary.wall_seconds:.1f} s, from the start of the process",
+    }
+    if summary.peak_memory_bytes is not None:
+        facts["peak memory"] = size_text(summary.peak_memory_bytes)
+    if summary.val_loss is not None:
+        bits = "" if summary.val_bpb is None else f", {summary.val_bpb:.4f} bits/byte"
+        loss = f"{summary.val_loss:.4f} nats/token{bits}"
+        facts["validation"] = f"{loss} ({summary.val_tokens:,} tokens)"
+    if summary.target:
+        verdict = "not reached"
+        if summary.tokens_to_target is not None:
+            cost = f"{summary.tokens_to_target:,} tokens, {summary.seconds_to_target:.1f} s"
+            verdict = f"reached after {cost}"
+        facts["target"] = f"{summary.target} {verdict}"
+    print()
+    for name, text in facts.items():
+        print(f"{name + ':':15} {text}")
+
+
+def print_dry_run(resolved: Resolved, ranks: int) -> None:
+    from speedrun.hardware import memory_bytes
+    from speedrun.train.estimate import estimate, vocab_size_of
+
+    config = resolved.config
+    rows = [(key, toml_text(value), origin) for key, value, origin in resolved.rows()]
+    print_table(("key", "value", "from"), rows)
+    vocab_size = vocab_size_of(config)
+    cost = estimate(config, vocab_size, ranks, memory_bytes())
+    print()
+    parameters = {**cost.parameters, "total": sum(cost.parameters.values())}
+    tokens = config.steps * config.batch.tokens
+    print_table(("parameters", "count"), [(role, f"{n:,}") for role, n in parameters.items()])
+    print(f"\nvocabulary:            {vocab_size:,}")
+    print(f"FLOPs per token:       {cost.flops_per_token:,}")
+    print(f"steps, tokens:         {config.steps:,}, {tokens:,}")
+    print(f"FLOPs in all:          {cost.flops_per_token * tokens:.3g}")
+    print(f"microbatches per step: {cost.microbatches}")
+    rank = " a rank" if ranks > 1 else ""
+    print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
+    if cost.memory_bytes * ranks > memory_bytes():
+        print(f"that is more than this machine's {size_text(memory_bytes())}: set a smaller "
+              "batch.length or model")  # fmt: skip

@@ -1,0 +1,131 @@
+"""What a recipe can say about the optimizers: the options of Muon and Adam, and who gets which.
+
+This is the only declaration of an option's name, type, range, default and meaning. The optimizers
+(speedrun/optim) read their arguments, checks and help from these classes, and the model takes the
+names of the parameter roles from here. Nothing in this file needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from speedrun.config.fields import Count, Fraction, NonNegative, Section, Technique, refuse
+
+Role = Literal["hidden", "qkv", "embedding", "value_embedding", "bigram", "head", "scalar"]
+ROLES: tuple[Role, ...] = get_args(Role)
+MATRIX_ROLES: tuple[Role, ...] = ("hidden", "qkv")  # matrices inside the blocks: Muon or Adam
+
+Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
+POLAR_EXPRESS_LENGTH = 5  # its polynomials are made as a set, each for what the last leaves over
+NamedCoefficients = Literal["classic", "polar_express"]
+
+
+class UpdateOptions(Section):
+    """The options of one optimizer for one role of parameter."""
+
+    kind: ClassVar[str]
+    # Fields that a recipe has and the optimizer has not: they set a schedule or a layout.
+    recipe_only: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The options of the optimizer itself."""
+        return [name for name in cls.model_fields if name not in cls.recipe_only]
+
+    def values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.names()}
+
+
+class AdamOptions(UpdateOptions):
+    """Adam with decoupled weight decay for one role of parameter."""
+
+    kind = "adam"
+
+    lr: NonNegative = Field(0.001, description="peak learning rate")
+    betas: Betas = Field((0.9, 0.95), description="decay of the two moments")
+    eps: NonNegative = Field(1e-8, description="added to the root of the second moment")
+    weight_decay: NonNegative = Field(0.0, description="decoupled, times the learning rate")
+
+
+class MuonOptions(UpdateOptions):
+    """Muon for the hidden matrices."""
+
+    kind = "muon"
+    recipe_only = frozenset({"momentum_start", "split_qkv"})
+
+    lr: NonNegative = Field(0.02, description="peak learning rate")
+    momentum: Fraction = Field(0.95, description="weight of the past, after its warm-up")
+    momentum_start: Fraction = Field(0.95, description="weight of the past at step 0")
+    nesterov: bool = Field(True, description="look one step ahead")
+    weight_decay: NonNegative = Field(0.0, description="decoupled, times the learning rate")
+    scale: Literal["spectral", "longest", "rms", "none"] = Field(
+        "spectral",
+        description="factor on the update: sqrt(max(1, rows/cols)), sqrt(longest), 0.2 of that",
+    )
+    coefficients: NamedCoefficients = Field(
+        "classic", description="polynomials of the orthogonalisation"
+    )
+    iterations: Count = Field(
+        5, validate_default=True, description="rounds of the orthogonalisation"
+    )
+    split_qkv: bool = Field(False, description="orthogonalise q, k and v of a fused matrix apart")
+
+    @field_validator("iterations")
+    @classmethod
+    def _check_iterations(cls, value: int, info: ValidationInfo) -> int:
+        # Without coefficients in `data` they were refused themselves, and that is the message.
+        problem = iterations_problem(info.data.get("coefficients", "classic"), value)
+        if problem:
+            raise PydanticCustomError("iterations", "{problem}", {"problem": problem})
+        return value
+
+
+def iterations_problem(coefficients: str | Sequence[object], iterations: int) -> str:
+    """Why these polynomials cannot be run for so many rounds; empty if they can."""
+    if coefficients == "classic":
+        return "" if 1 <= iterations <= 100 else "'classic' takes 1 to 100 iterations"
+    named = coefficients == "polar_express"
+    length = POLAR_EXPRESS_LENGTH if named else len(coefficients)
+    if iterations == length and length > 0:
+        return ""
+    return f"{'polar_express has' if named else 'there are'} {length} triples, one per iteration"
+
+
+class OptimizerConfig(Section):
+    """The options for each role a parameter plays in the model."""
+
+    kind: Annotated[Literal["adamw", "muon"], Technique("Muon", off="adamw")] = Field(
+        "adamw", description="hidden matrices follow optimizer.hidden or optimizer.muon"
+    )
+    clip: NonNegative = Field(0.0, description="largest norm of the whole gradient; 0: no limit")
+    muon: MuonOptions = Field(MuonOptions(), description="matrices inside the blocks, kind = muon")
+    hidden: AdamOptions = Field(
+        AdamOptions(), description="matrices inside the blocks, kind = adamw"
+    )
+    embedding: AdamOptions = Field(
+        AdamOptions(), description="token table (if not tied), positions"
+    )
+    value_embedding: AdamOptions = Field(AdamOptions(), description="value embedding tables")
+    bigram: AdamOptions = Field(AdamOptions(), description="the table of token pairs")
+    head: AdamOptions = Field(AdamOptions(), description="the head, tied or not")
+    scalar: AdamOptions = Field(AdamOptions(), description="gains, biases, mixing and skip weights")
+
+    def of(self, role: Role) -> AdamOptions | MuonOptions:
+        """What is done with the parameters of a role."""
+        if role in MATRIX_ROLES:
+            return self.muon if self.kind == "muon" else self.hidden
+        options: AdamOptions = getattr(self, role)
+        return options
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerConfig:
+        """Zero is a value the optimizers take, but a recipe that says so has a mistake in it."""
+        for section, options in self:
+            for key in ("lr", "eps"):
+                if isinstance(options, UpdateOptions) and getattr(options, key, None) == 0:
+                    refuse(f"optimizer.{section}.{key}", 0.0, "it must be greater than 0")
+        return self

@@ -1,0 +1,69 @@
+"""The dataset a config asks for, found or built, and made ready to train on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from speedrun.config.schema import Config
+from speedrun.data.build import build_dataset, checked_options
+from speedrun.data.corpus import open_corpus
+from speedrun.data.dataset import MANIFEST, Dataset
+from speedrun.data.shards import KEEP_BYTES
+from speedrun.data.stream import ProgressCallback
+from speedrun.data.tokenizer import Tokenizer
+from speedrun.data.verify import verify
+from speedrun.errors import DataError
+from speedrun.files import cache_home
+
+
+def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -> Path:
+    """The folder that the config names, or that of its corpus under $SPEEDRUN_HOME, built once.
+
+    The latter ends in a hash of the options and of what the files hold (hub datasets count by
+    name), so a changed corpus is a new dataset. Processes that ask at once wait for the one that
+    builds.
+    """
+    data = config.data
+    if data.dir:
+        return Path(data.dir).expanduser()
+    _, options = checked_options(data.tokenizer, data.val_fraction)
+    corpus = open_corpus(data.sources)
+    # Spelled out: names of datasets that are built already must not change with a class's name.
+    facts = ", ".join(f"{name}={value!r}" for name, value in asdict(options).items())
+    text = f"{corpus.content_hash()} Options({facts})"
+    key = hashlib.sha256(text.encode()).hexdigest()[:12]
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*corpus.names, options.tokenizer]))
+    out = cache_home() / "datasets" / f"{readable[:80].strip('-.')}-{key}"
+    if not (out / MANIFEST).exists():
+        build_dataset(
+            data.sources,
+            out,
+            data.tokenizer,
+            val_fraction=data.val_fraction,
+            progress=progress,
+            wait=True,
+        )
+    return out
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """A dataset ready to train on; one that is small is re-hashed first, which takes no time."""
+    dataset = Dataset.open(folder)
+    size = sum(path.stat().st_size for split in dataset.splits.values() for path in split.paths)
+    problems = verify(folder).problems if dataset.manifest and size <= KEEP_BYTES else ()
+    if problems:
+        raise DataError(problems[0])
+    return dataset
+
+
+def load_tokenizer_if_any(dataset: Dataset) -> tuple[Tokenizer | None, list[str]]:
+    """Public shards can be trained on where GPT-2's tokenizer is out of reach."""
+    try:
+        return dataset.tokenizer(), []
+    except DataError as error:
+        if dataset.manifest is not None:
+            raise
+        return None, [f"no bits per byte and no samples in this run: {error}"]

@@ -1,0 +1,67 @@
+"""A corpus on its way to the encoder: hashed, in batches, read by a thread of its own.
+
+Reading and hashing one batch overlaps encoding the one before, and only a few are in memory.
+"""
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from speedrun.data.corpus import Corpus, Notes
+
+T = TypeVar("T")
+# What is being done or fetched, bytes so far, bytes in all (0 if not known).
+ProgressCallback = Callable[[str, int, int], None]
+
+BATCH_BYTES = 4 << 20  # text encoded at once: enough for every core, and twice that is read ahead
+BATCH_DOCUMENTS = 4096
+PROGRESS_SECONDS = 0.1
+
+
+class Hashed(NamedTuple):
+    """A document on its way to the encoder."""
+
+    number: int
+    text: str
+    hash: bytes
+    bytes: int
+
+
+def hashed(
+    corpus: Corpus, stage: str, report: ProgressCallback, notes: Notes | None = None
+) -> Iterator[Hashed]:
+    total, last = corpus.total_bytes, 0.0
+    report(stage, 0, total)
+    for number, document in enumerate(corpus.documents(notes)):
+        data = document.text.encode()
+        yield Hashed(number, document.text, hashlib.sha256(data).digest(), len(data))
+        if (now := time.monotonic()) - last > PROGRESS_SECONDS:
+            last = now
+            report(stage, document.read, total)
+    report(stage, total, total)
+
+
+def batches(documents: Iterator[Hashed]) -> Iterator[list[Hashed]]:
+    batch: list[Hashed] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += document.bytes
+        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
+    """The same items, produced by a thread that stays up to `depth` ahead."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        coming = deque(thread.submit(next, items, end) for _ in range(depth))
+        while (item := coming.popleft().result()) is not end:
+            coming.append(thread.submit(next, items, end))
+            yield item  # type: ignore[misc]

@@ -1,0 +1,75 @@
+"""Files that outlast a crash: whole or not there, forced to disk, known by their hash.
+
+A run or a build can be killed at any instant and the machine can lose power, so whatever replaces
+a file goes through `write_atomically`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speedrun.errors import SpeedrunError
+
+
+def cache_home() -> Path:
+    """Where datasets and compiled kernels are kept: $SPEEDRUN_HOME, or ~/.cache/speedrun."""
+    return Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
+
+
+def flush(path: Path) -> None:
+    """Force a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(
+    path: Path, data: bytes | bytearray, error: type[SpeedrunError] = SpeedrunError
+) -> None:
+    """Make `path` appear whole or not at all, even if the machine stops midway."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as problem:
+        temporary.unlink(missing_ok=True)
+        raise error(
+            f"cannot write {path}: {problem.strerror}; free some space or choose another folder"
+        ) from problem
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`value` as indented JSON, with null for what is not finite."""
+    write_atomically(path, (json.dumps(finite(value), indent=2) + "\n").encode())
+
+
+def finite(value: Any) -> Any:
+    """`value` with None for every NaN and infinity in it, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_sha256(path: Path, digest: str) -> bool:
+    """Whether the file is there and holds what it should."""
+    return path.is_file() and sha256_of(path) == digest

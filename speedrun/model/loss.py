@@ -1,0 +1,40 @@
+"""The loss, in one place: what training minimises, and what validation reports.
+
+The two are the same today. They are apart because a recipe may train on more than it is judged by,
+such as weighted losses for tokens further ahead; that belongs in `training_loss` alone. As a module
+`Loss` may hold tensors that a schedule changes in place; they stay out of checkpoints if they are
+buffers with persistent=False.
+
+Shapes: B batch, T time, V vocabulary.
+"""
+
+from torch import Tensor, nn
+
+from speedrun.config.schedule import Settings
+from speedrun.config.schema import ModelConfig
+from speedrun.model.fused import cross_entropy
+
+
+class Loss(nn.Module):
+    """Mean loss of a batch; `model.train()` and `model.eval()` choose which."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.softcap = config.softcap
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Called before every step; no weight of the loss is scheduled so far."""
+
+    def forward(self, scores_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """`scores` are the logits before the softcap, which the fused operator applies."""
+        if self.training:
+            return self.training_loss(scores_BTV, targets_BT)
+        return self.validation_loss(scores_BTV, targets_BT)
+
+    def training_loss(self, scores_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """What the gradient is taken of."""
+        return cross_entropy(scores_BTV, targets_BT, self.softcap)
+
+    def validation_loss(self, scores_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """Nats per token of the next token: comparable between recipes, whatever they train on."""
+        return cross_entropy(scores_BTV, targets_BT, self.softcap)

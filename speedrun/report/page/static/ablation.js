@@ -1,0 +1,66 @@
+// What each technique is worth: effects of one change at a time.
+
+import { el } from "./dom.js";
+import { forestFigure } from "./intervals.js";
+import { duration, grouped, interval, known, orDash, plural, pValue, short, signed } from "./numbers.js";
+import { choice, folded, monospaced, numberColumn, table, textColumn } from "./parts.js";
+
+/** @type {(format: Format) => Format} */
+const plusMinus = (format) => (value) => (value < 0 ? "−" : "+") + format(Math.abs(value));
+/** @type {Record<string, { noun: string, format: Format }>} */
+const METRICS = {
+  val_loss: { noun: "final loss", format: (value) => signed(value, 4) },
+  tokens_to_target: { noun: "tokens to target", format: plusMinus(short) },
+  seconds_to_target: { noun: "training time to target", format: plusMinus(duration) },
+};
+function metricOf(/** @type {string} */ metric) {
+  return METRICS[metric] || { noun: metric.replaceAll("_", " "), format: plusMinus(short) };
+}
+
+/** @type {Draw} */
+export function ablationSection(data, state, box, redraw) {
+  const { ablation } = data;
+  if (!ablation || !ablation.effects.length) return;
+  const metrics = [...new Set(ablation.effects.map((one) => one.metric))];
+  if (!metrics.includes(state.effect)) state.effect = metrics[0];
+  const { noun, format } = metricOf(state.effect);
+  const alpha = ablation.alpha ?? 0.05;
+  const family = ablation.effects.filter((one) => one.metric === state.effect);
+  const missing = family.filter((one) => !known(one.effect));
+  const found = family.filter((one) => known(one.effect)).sort((a, b) => Number(b.effect) - Number(a.effect));
+  const without = state.effect.endsWith("_to_target") ? "reached the target" : "have a number";
+  const pairs = (/** @type {Effect} */ one) => {
+    const all = one.of ?? ablation.seeds;
+    return known(all) && one.n !== all ? `${one.n ?? 0} of ${all}` : String(one.n ?? "–");
+  };
+  const rows = [...found, ...missing].map((one) => {
+    const row = { ...one, label: one.switch, verdict: 0 };
+    if (!known(one.effect)) return { ...row, text: `${pairs(one)} pairs ${without}` };
+    const p = one.p_holm ?? one.p;
+    if (known(p) && p < alpha) return { ...row, verdict: Math.sign(one.effect), text: pValue(p) };
+    const more = known(one.more_seeds) && one.more_seeds > 0 ? `: ${plural(one.more_seeds, "more seed")}` : "";
+    return { ...row, text: `${pValue(p)}, open${more}` };
+  });
+  if (metrics.length > 1) {
+    const nouns = Object.fromEntries(metrics.map((metric) => [metric, metricOf(metric).noun]));
+    box.append(el("div", { class: "controls" }, choice(state, "effect", "Effect on", nouns, redraw)));
+  }
+  const bare = (/** @type {number} */ p) => pValue(p).slice("p = ".length);
+  box.append(
+    el("p", { class: "say" }, `Effect on ${noun} of one change at a time to ${ablation.recipe || "the recipe"}, paired `
+      + `by seed, with 95% intervals: what a change makes worse, the technique was good for. Filled marks are settled `
+      + `at ${alpha} after Holm’s correction for ${plural(family.length, "test")}; “more seeds” is what an open `
+      + "question would take.",
+    missing.length ? ` No effect is given where not all pairs ${without}: the lucky ones would flatter it.` : ""),
+    forestFigure(el("div", { class: "figure", id: "forest-figure" }), rows, format, `Effect of each switch on ${noun}`),
+    folded("Figures", table(rows, [
+      textColumn("change", (one) => one.switch),
+      numberColumn("effect", (one) => orDash(one.effect, format)),
+      numberColumn("95% interval", (one) => interval(one.low, one.high, format)),
+      numberColumn("p", (one) => orDash(one.p, bare)),
+      numberColumn("p, Holm", (one) => orDash(one.p_holm, bare)),
+      numberColumn("pairs", pairs),
+      numberColumn("more seeds", (one) => orDash(one.more_seeds, grouped)),
+      textColumn("settings", (one) => monospaced((ablation.settings?.[one.switch] || []).join(" "))),
+    ])));
+}

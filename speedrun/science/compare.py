@@ -1,0 +1,98 @@
+"""Recipes compared over their seeds: the numbers of every table and figure that compares runs.
+
+A race's tables, race.json and the page all take their means and ratios from `statistics`, so that
+one question has one answer. A recipe of which a seed missed the target has no mean: the mean over
+the seeds that reached it would flatter a recipe whose slow seeds did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from speedrun.science.stats import ratio_of_means, summarize
+
+TO_TARGET = ("tokens_to_target", "steps_to_target", "seconds_to_target", "wall_seconds_to_target")
+METRICS = (*TO_TARGET, "val_loss", "peak_memory_bytes")
+NO_RATIO = ("val_loss",)  # a loss has no natural zero
+
+
+class Entry(BaseModel, frozen=True):
+    """What one run of a race or an ablation needed; None: the target was not reached, or NaN."""
+
+    recipe: str
+    seed: int
+    run: str | None = None  # its folder, relative to the file of results
+    tokens_to_target: int | None = None
+    steps_to_target: int | None = None
+    seconds_to_target: float | None = None
+    wall_seconds_to_target: float | None = None
+    val_loss: float | None = None
+    params: int | None = None
+    peak_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one recipe: mean, deviation and 95% intervals, where all `of` seeds have it.
+
+    The ratio is to the first recipe. Its interval is Fieller's, from the differences seed by seed
+    ("paired") or from two independent samples with Welch's degrees of freedom ("Welch").
+    """
+
+    n: int  # seeds that have the number
+    of: int
+    mean: float | None = None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    ratio_method: Literal["paired", "Welch"] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Without the mean or the ratio where there is none."""
+        of_mean = ("mean", "std", "low", "high")
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if not (key in of_mean and self.mean is None)
+            and not (key.startswith("ratio") and self.ratio is None)
+        }
+
+
+def statistics(recipes: Sequence[str], entries: Sequence[Entry]) -> dict[str, dict[str, Row]]:
+    """By recipe and metric; ratios are to the first recipe."""
+    runs = {
+        recipe: sorted((e for e in entries if e.recipe == recipe), key=lambda e: e.seed)
+        for recipe in recipes
+    }
+    return {
+        recipe: {metric: _row(runs[recipe], runs[recipes[0]], metric) for metric in METRICS}
+        for recipe in recipes
+    }
+
+
+def _row(runs: Sequence[Entry], first: Sequence[Entry], metric: str) -> Row:
+    values, base = _known(runs, metric), _known(first, metric)
+    if not values or len(values) < len(runs):
+        return Row(len(values), len(runs))
+    row = Row(of=len(runs), **vars(summarize(values)))
+    # A target that the first recipe meets before its first step leaves nothing to divide by.
+    if metric in NO_RATIO or len(base) < len(first) or not any(base):
+        return row
+    seeds = [run.seed for run in runs]
+    paired = seeds == [run.seed for run in first] and len(set(seeds)) == len(seeds)
+    ratio = ratio_of_means(values, base, paired=paired)
+    return replace(
+        row, ratio=ratio.ratio, ratio_low=ratio.low, ratio_high=ratio.high,
+        ratio_method="paired" if paired else "Welch",
+    )  # fmt: skip
+
+
+def _known(runs: Sequence[Entry], metric: str) -> list[float]:
+    return [float(value) for run in runs if (value := getattr(run, metric)) is not None]

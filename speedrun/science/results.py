@@ -1,0 +1,91 @@
+"""race.json and ablation.json: what a race or an ablation found, written once and read back.
+
+Files of others are welcome: whatever has a default here may be missing. The statistics in race.json
+are for its readers; here they always follow from the entries.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from speedrun.errors import ConfigError
+from speedrun.files import write_json
+from speedrun.science.compare import Entry, Row, statistics
+from speedrun.train.summary import read_json, validated
+
+
+class Race(BaseModel, frozen=True):
+    kind: str = "race"
+    track: str | None = None
+    target: float | None = None
+    seeds: int | None = None
+    command: str | None = None
+    dataset_fingerprint: str | None = None
+    recipes: tuple[str, ...] = ()  # in order; ratios are to the first
+    entries: tuple[Entry, ...]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return self.recipes or tuple(dict.fromkeys(entry.recipe for entry in self.entries))
+
+    def statistics(self) -> dict[str, dict[str, Row]]:
+        return statistics(self.order, self.entries)
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(entry.run for entry in self.entries if entry.run is not None)
+
+    def write(self, path: Path) -> None:
+        table = {
+            recipe: {metric: row.as_dict() for metric, row in rows.items()}
+            for recipe, rows in self.statistics().items()
+        }
+        write_json(path, self.model_dump(mode="json") | {"statistics": table})
+
+
+class Effect(BaseModel, frozen=True):
+    """Of one change on one metric: the mean over seeds of (changed - recipe).
+
+    Where a pair lacks its number there is no effect, and `n` of `of` pairs have one.
+    """
+
+    switch: str
+    metric: str = "val_loss"
+    n: int | None = None
+    of: int | None = None
+    effect: float | None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    more_seeds: int | None = None
+    p_holm: float | None = None
+    decided: bool | None = None
+
+
+class Ablation(BaseModel, frozen=True):
+    kind: str = "ablation"
+    recipe: str | None = None
+    track: str | None = None
+    seeds: int | None = None
+    alpha: float | None = None
+    command: str | None = None
+    dataset_fingerprint: str | None = None
+    settings: dict[str, tuple[str, ...]] = {}  # by switch: the overrides key=value it stands for
+    effects: tuple[Effect, ...]
+    runs: tuple[str, ...] = ()  # folders relative to the file
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.model_dump(mode="json"))
+
+
+def read_result(path: Path) -> Race | Ablation:
+    found = read_json(path, ConfigError)
+    what = "a result of a race or an ablation"
+    if isinstance(found, dict) and isinstance(found.get("effects"), list):
+        return validated(Ablation, found, path, what, ConfigError)
+    if isinstance(found, dict) and isinstance(found.get("entries"), list):
+        return validated(Race, found, path, what, ConfigError)
+    raise ConfigError(f"{path} is not {what}: it has no list of entries or effects")

@@ -1,0 +1,132 @@
+"""From a config to the parts of a trainer: device, precision, data, model; each with its reason.
+
+What depends on the machine is chosen here, and a setting that this machine cannot honour is refused
+with a sentence that says what to set instead.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speedrun.config.schema import Config
+from speedrun.data.dataset import Dataset
+from speedrun.data.find import load_tokenizer_if_any, open_dataset
+from speedrun.data.loader import Loader
+from speedrun.data.tokenizer import Tokenizer
+from speedrun.data.validation import ValidationBatches
+from speedrun.errors import ConfigError
+from speedrun.hardware import matmul_flops, memory_bytes, probe_bf16
+from speedrun.model.gpt import GPT
+from speedrun.train.estimate import sequences_that_fit
+from speedrun.train.world import World
+
+
+def choose_device(requested: str) -> torch.device:
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "machine.device = 'cuda' cannot be used: torch sees no CUDA device here; "
+            "set machine.device=cpu"
+        )
+    cuda = requested != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if cuda else "cpu")
+
+
+def choose_precision(requested: str, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype of activations and tables, and why; refuses what this machine does badly."""
+    if device.type == "cuda":
+        if requested == "fp32":
+            return torch.float32, "asked for"
+        return torch.bfloat16, "bf16 activations and tables, fp32 master weights"
+    if requested != "bf16":
+        return torch.float32, "what every CPU does well"
+    probe, fp32 = probe_bf16(), matmul_flops()
+    if probe.flops is None:
+        why = f"in a bf16 matmul {probe.failure}"
+    elif probe.flops < fp32:
+        rates = f"{probe.flops / 1e9:.1f} GFLOP/s against {fp32 / 1e9:.0f} in fp32"
+        why = f"its matmul reaches {rates}"
+    else:
+        return torch.bfloat16, f"asked for; {probe.flops / fp32:.1f} times fp32 here"
+    raise ConfigError(
+        f"machine.precision = 'bf16' cannot be used on this CPU: {why}; set machine.precision=fp32"
+    )
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """This rank's share of the data."""
+
+    dataset: Dataset
+    tokenizer: Tokenizer | None
+    token_bytes: Tensor | None  # UTF-8 bytes of each id, for bits per byte
+    loader: Loader
+    validation: ValidationBatches
+    microbatches: int  # forward passes of a step
+    notes: tuple[str, ...]
+
+
+def open_data(
+    config: Config, world: World, folder: Path, dtype: torch.dtype, start: int
+) -> TrainingData:
+    """The dataset in `folder`, its loader at global batch `start`."""
+    dataset = open_dataset(folder)
+    tokenizer, notes = load_tokenizer_if_any(dataset)
+    length = config.batch.length
+    if world.device.type == "cuda":  # a GPU is one rank's own
+        memory = torch.cuda.get_device_properties(world.device).total_memory
+    else:
+        memory = memory_bytes() // world.local_size
+    fits = sequences_that_fit(config, dataset.vocab_size, memory, dtype.itemsize)
+    microbatches = config.microbatches(world.size, fits)
+    shared: dict[str, Any] = {
+        "seq_len": length,
+        "vocab_size": dataset.vocab_size,
+        "eot": dataset.eot,
+        "device": world.device,
+    }
+    rows = config.batch.tokens // length // world.size // microbatches  # that fit in training
+    validation = ValidationBatches(
+        dataset.split("val"),
+        tokens=config.validation.tokens,
+        batch_tokens=math.gcd(rows, config.validation.tokens // length) * length,
+        **shared,
+    )
+    loader = Loader(
+        dataset.split("train"),
+        batch_tokens=config.batch.tokens,
+        seed=config.train.seed,
+        order=config.data.order,
+        rank=world.rank,
+        world=world.size,
+        start=start,
+        **shared,
+    )
+    sizes = torch.from_numpy(tokenizer.token_bytes()).to(world.device) if tokenizer else None
+    return TrainingData(dataset, tokenizer, sizes, loader, validation, microbatches, tuple(notes))
+
+
+def build_model(
+    config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[GPT, str]:
+    """The model with the initial weights of the run's seed, compiled or not, and why."""
+    torch.manual_seed(config.train.seed)
+    model = GPT(config.model, vocab_size, config.batch.length)
+    model.set_precision(dtype).to(device)
+    chosen, why = config.machine.compile, ", as asked"
+    if chosen == "auto" and device.type == "cuda":
+        chosen, why = "model", ""
+    elif chosen == "auto":
+        chosen, why = "none", ": on a CPU our own kernels do it without the wait"
+    if chosen == "model":
+        model.compile(fullgraph=True, dynamic=False)
+    elif chosen == "block":
+        # Blocks of one form share a graph: their weights are inputs of it.
+        for block in model.blocks:
+            block.compile(fullgraph=True, dynamic=False)
+    return model, chosen + why

@@ -1,0 +1,65 @@
+"""Where a run stands: with the weights and the optimizer's moments, the whole state of a run.
+
+Schedules follow from `step` and the data from `batch`, so a checkpoint needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from speedrun.config.schema import Config
+from speedrun.train.clock import Clock
+from speedrun.train.health import SPIKE_WINDOW, Agreement, spike
+from speedrun.train.validate import Validation
+
+
+@dataclass
+class Progress:
+    step: int = 0  # updates done or skipped
+    batch: int = 0  # global batches taken; ahead of `step` only after a rewind
+    seconds: float = 0.0  # of training, by the clock
+    earlier_wall: float = 0.0  # wall seconds of the processes this run was resumed from
+    val_step: int = -1  # of the last validation; -1: none yet
+    val_loss: float | None = None
+    val_bpb: float | None = None
+    tokens_to_target: int | None = None
+    seconds_to_target: float | None = None
+    wall_seconds_to_target: float | None = None
+    recent: list[float] = field(default_factory=list)  # finite losses that spikes are measured by
+    nonfinite: int = 0  # steps in a row without an update
+    rewinds: int = 0
+
+    def count_step(self, agreed: Agreement) -> float | None:
+        """Take a step into account; the z-score of its loss if that is a spike."""
+        self.step, self.batch = self.step + 1, self.batch + 1
+        if not agreed.finite:
+            self.nonfinite += 1
+            return None
+        self.nonfinite = 0
+        z = spike(self.recent, agreed.loss)
+        self.recent = [*self.recent, agreed.loss][-SPIKE_WINDOW:]
+        return z
+
+    def count_validation(self, result: Validation, config: Config) -> None:
+        self.val_step, self.val_loss, self.val_bpb = self.step, result.loss, result.bits_per_byte
+        target = config.train.target
+        if self.tokens_to_target is None and target and result.loss <= target:
+            self.tokens_to_target = self.step * config.batch.tokens
+            self.seconds_to_target, self.wall_seconds_to_target = self.seconds, self.wall
+
+    def go_back(self, saved: dict[str, Any]) -> None:
+        """Be as a checkpoint saved it, but for the data, the clocks and the count of rewinds."""
+        kept = {"batch", "seconds", "earlier_wall", "rewinds", "nonfinite"}
+        for key in saved.keys() - kept:
+            setattr(self, key, saved[key])
+        self.nonfinite, self.rewinds = 0, self.rewinds + 1
+
+    @property
+    def wall(self) -> float:
+        """Wall seconds so far, of all the processes whose work is still there."""
+        return self.earlier_wall + Clock.wall()
+
+    def to_save(self) -> dict[str, Any]:
+        """Plain data; to the process that loads it, this one's wall seconds are earlier ones."""
+        return {**asdict(self), "earlier_wall": self.wall}

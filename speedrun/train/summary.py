@@ -1,0 +1,132 @@
+"""What a run leaves behind besides its log: `summary.json`, its result, and `environment.json`.
+
+Races, ablations, `verify`, the leaderboard and the page are all computed from these two files. Each
+is read here and nowhere else, so that a damaged one, or one written by something else, is told in a
+sentence that names the file and the key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from speedrun.errors import RunError, SpeedrunError
+from speedrun.files import finite, write_json
+
+Model = TypeVar("Model", bound=BaseModel)
+Error = type[SpeedrunError]
+
+
+class Summary(BaseModel, frozen=True, strict=True):
+    """The result of a run, in the order of its file, where a loss that is not finite is null."""
+
+    recipe: str
+    track: str
+    params: int
+    steps: int
+    tokens: int
+    train_seconds: float
+    wall_seconds: float
+    val_loss: float | None
+    val_bpb: float | None = None
+    val_tokens: int | None = None
+    target: float | None = None
+    reached_target: bool = False
+    tokens_to_target: int | None = None
+    seconds_to_target: float | None = None
+    wall_seconds_to_target: float | None = None
+    tokens_per_second: float = 0.0
+    peak_memory_bytes: int | None = None
+    peak_reserved_bytes: int | None = None  # CUDA only
+    corpus_sha256: str | None = None
+    dataset_fingerprint: str
+    seed: int
+    world_size: int = 1
+    device: str | None = None
+    threads: int | None = None
+    torch: str | None = None
+    rewinds: int = 0
+    stopped_early: bool = False
+    exit_code: int = 0
+
+    @property
+    def loss(self) -> float:
+        """The last validation loss, NaN for a run that diverged."""
+        return math.nan if self.val_loss is None else self.val_loss
+
+    def as_dict(self) -> dict[str, Any]:
+        """The keys the run stated, as in its file."""
+        stated: dict[str, Any] = finite(self.model_dump(exclude_unset=True))
+        return stated
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.as_dict())
+
+    @staticmethod
+    def read(path: Path) -> Summary | None:
+        """None: the run has not come to an end, or never began."""
+        if not path.exists():
+            return None
+        try:
+            return validated(Summary, read_json(path), path, "a run's summary")
+        except RunError as error:
+            again = "delete it and resume the run, which writes it again"
+            raise RunError(f"{error}; {again}") from None
+
+
+class Environment(BaseModel, frozen=True, strict=True):
+    """Where and with which code a run was made; what was not recorded is None."""
+
+    code_sha256: str | None = None
+    git_commit: str | None = None
+    git_diff: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    gpu: str | None = None
+    recorded: dict[str, Any]  # the whole file
+
+    @staticmethod
+    def read(path: Path) -> Environment | None:
+        if not path.exists():
+            return None
+        found = read_json(path)
+        values = {**found, "recorded": found} if isinstance(found, dict) else found
+        return validated(Environment, values, path, "a record of where a run was made")
+
+
+def read_json(path: Path, error: Error = RunError) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
+    except ValueError as problem:
+        raise error(f"{path} cannot be read as JSON: {problem}") from None
+
+
+def validated(
+    model: type[Model], found: Any, path: Path, what: str, error: Error = RunError
+) -> Model:
+    """What was read from `path` as `model`, or a sentence on the first key that does not fit."""
+    try:
+        return model.model_validate(found)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+    *inside, key = first["loc"] or ("",)
+    if key == "":
+        reason = "it holds no JSON object"
+    elif first["type"] == "missing":
+        reason = f"{_place(inside) or 'it'} has no {key!r}"
+    else:
+        place, rule = _place([*inside, key]), first["msg"]
+        reason = f"{place} is {first['input']!r}, but {rule[0].lower()}{rule[1:]}"
+    raise error(f"{path} is not {what}: {reason}")
+
+
+def _place(parts: list[int | str]) -> str:
+    """`effects[0].p` of ("effects", 0, "p")."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return text.removeprefix(".")

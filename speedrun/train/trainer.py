@@ -1,0 +1,255 @@
+"""A run in memory, on one rank: config, world, data, model, optimizer, progress; and its verbs.
+
+    step      schedule -> batch -> forward and backward -> agreement of all ranks -> update
+    validate  the loss on the validation split, with the weights as they are
+    save      a checkpoint, written in the background
+    rewind    after steps that were not finite: back to the last good checkpoint, on with the data
+
+Every decision follows from numbers that all ranks share, so they act alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from speedrun.config.schedule import Settings, settings_at
+from speedrun.config.schema import Config
+from speedrun.data.loader import Batch
+from speedrun.errors import RunError
+from speedrun.files import finite
+from speedrun.model.backend import prepare_backend
+from speedrun.model.plan import AttentionPlanner
+from speedrun.optim.build import build_optimizer
+from speedrun.optim.errors import OptimError
+from speedrun.train import checkpoint
+from speedrun.train.build import build_model, choose_precision, open_data
+from speedrun.train.checkpoint_writer import CheckpointWriter
+from speedrun.train.health import Outcome, agree
+from speedrun.train.log import Log
+from speedrun.train.progress import Progress
+from speedrun.train.signals import Pending
+from speedrun.train.validate import Validation, validate
+from speedrun.train.world import World
+
+NONFINITE_STEPS = 3  # in a row, before the run goes back to a checkpoint
+REWINDS = 3  # before it gives up
+
+
+class Trainer:
+    def __init__(
+        self, config: Config, world: World, dataset: Path, progress: Progress | None = None
+    ) -> None:
+        """At step 0, or at the place in the data of a checkpoint's progress (see `restore`).
+
+        No rank talks to another here, so that a mistake on one of them can be told to all.
+        """
+        self.config, self.world, self.progress = config, world, progress or Progress()
+        torch.set_num_threads(config.machine.threads or world.threads)
+        # Attention weights and gradients fade into subnormal numbers, which CPUs compute in
+        # microcode: after a hundred steps of record 2 they made a step take half as long again.
+        # Threads started from here on inherit it.
+        torch.set_flush_denormal(True)
+        self.dtype, precision = choose_precision(config.machine.precision, world.device)
+        self.data = open_data(config, world, dataset, self.dtype, self.progress.batch)
+        self.loader, self.microbatches = self.data.loader, self.data.microbatches
+        vocab_size = self.data.dataset.vocab_size
+        self.model, compiled = build_model(config, vocab_size, self.dtype, world.device)
+        self.parallel: nn.Module = self.model  # or DistributedDataParallel around it
+        self.planner = AttentionPlanner(config, world.device, self.dtype)
+        kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
+        self.optimizer = build_optimizer(self.model.named_roles(), config)
+        self.identity = {
+            "dataset_fingerprint": self.data.dataset.fingerprint,
+            "tokenizer_fingerprint": self.data.dataset.tokenizer_fingerprint,
+        }
+        passes = f"{self.microbatches} forward pass{'es' if self.microbatches > 1 else ''} a step"
+        self.notes = (
+            *self.data.notes,
+            f"device {world.device}, {world.size} x {torch.get_num_threads()} threads, {passes}",
+            f"precision {str(self.dtype).removeprefix('torch.')}: {precision}",
+            f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
+            f"torch.compile: {compiled}",
+        )
+
+    def share_gradients(self) -> None:
+        """Average gradients over ranks, in the very buckets they are sent in; all ranks call this.
+
+        Buffers are not sent at each step: they are the angles of the positions, which never change.
+        """
+        if self.world.size > 1:
+            newer = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+            quiet: dict[str, Any] = {
+                "forward_sync_buffers" if newer else "broadcast_buffers": False
+            }
+            self.parallel = DistributedDataParallel(
+                self.model, gradient_as_bucket_view=True, **quiet
+            )
+
+    def step(self, asked: Callable[[], Pending] = Pending) -> Outcome:
+        """One update of the weights, or none if loss or gradient is not finite on some rank.
+
+        `asked` is called after the backward, so that a stop waits for no second step; what was
+        asked for on any rank comes back in the outcome. One all-reduce carries it all.
+        """
+        settings = self.apply_settings()
+        loss = self.forward_backward(next(self.loader))
+        agreed = agree(self.world, loss, self.model.parameters(), asked())
+        if agreed.finite:
+            self._clip_gradients(agreed.grad_norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        spike = self.progress.count_step(agreed)
+        pending = Pending(*agreed.flags)
+        return Outcome(
+            settings=settings,
+            loss=agreed.loss,
+            grad_norm=agreed.grad_norm,
+            finite=agreed.finite,
+            spike=spike,
+            save=pending.save or pending.exit_code is not None,
+            exit_code=pending.exit_code,
+            must_rewind=self.progress.nonfinite >= NONFINITE_STEPS,
+        )
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.
+
+        Ranks average their gradients during the last backward only.
+        """
+        self.model.train()
+        total = torch.zeros((), device=self.world.device)
+        for index, micro in enumerate(batch.split(self.microbatches)):
+            last = index == self.microbatches - 1
+            with nullcontext() if last else self._no_sync():
+                loss = self.training_loss(micro) / self.microbatches
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def training_loss(self, batch: Batch) -> Tensor:
+        """Through the module that averages gradients over ranks."""
+        plan = self.planner.plan(batch.documents)
+        loss: Tensor = self.parallel(batch.inputs, plan, batch.targets)
+        return loss
+
+    def validate(self) -> Validation:
+        """Where the run stands, with the window of its step or a wider one."""
+        self.apply_settings()
+        self.planner.widen(self.config.validation.window)
+        result = validate(
+            self.validation_loss, self.data.validation, self.data.token_bytes, self.world
+        )
+        self.progress.count_validation(result, self.config)
+        return result
+
+    def validation_loss(self, batch: Batch) -> Tensor:
+        self.model.eval()
+        loss: Tensor = self.model(batch.inputs, self.planner.plan(batch.documents), batch.targets)
+        return loss
+
+    def apply_settings(self) -> Settings:
+        """Set what is scheduled to its value at the step the run stands at."""
+        settings = settings_at(self.config, self.progress.step)
+        for part in (self.planner, self.model.loss, self.optimizer):
+            part.apply_settings(settings)
+        return settings
+
+    @property
+    def finished(self) -> bool:
+        at_target = (
+            self.config.train.stop == "target" and self.progress.tokens_to_target is not None
+        )
+        return at_target or self.progress.step >= self.config.steps
+
+    @property
+    def validation_due(self) -> bool:
+        step = self.progress.step
+        return step % self.config.validation.every == 0 or step == self.config.steps
+
+    def save(self, checkpoints: CheckpointWriter) -> None:
+        """All ranks call this: each holds a share of the optimizer's state."""
+        step, progress = self.progress.step, finite(self.progress.to_save())
+        meta = {"step": step, "progress": progress, **self.identity}
+        checkpoints.save(meta, self.model.state_dict(), self.optimizer.export_state())
+
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Take weights and moments from a checkpoint."""
+        try:
+            self.model.load_state_dict(found.model())
+            self.optimizer.import_state(found.optimizer())
+        except (RuntimeError, OptimError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"checkpoint {found.folder} does not fit this model: {reason}") from None
+
+    def rewind(self, checkpoints: CheckpointWriter, log: Log) -> None:
+        """Back to the last checkpoint saved after a finite step; the data goes on where it is."""
+        progress = self.progress
+        checkpoints.finish()
+        found = None
+        if self.world.first:
+            found, _ = checkpoint.latest(
+                checkpoints.root, lambda it: not it.meta["progress"]["nonfinite"]
+            )
+        step = self.world.from_first(found.step if found else -1)
+        folder = checkpoint.folder_of(checkpoints.root, step)
+        hopeless = ""
+        if step < 0:
+            hopeless = (
+                "and there is no checkpoint to go back to; lower the learning rates, or use "
+                "--checkpoint-every to have one"
+            )
+        elif progress.rewinds >= REWINDS:
+            checkpoints.forget_after(step)
+            hopeless = (
+                f"after {REWINDS} rewinds already; the last good checkpoint is {folder}; start "
+                "anew with lower learning rates, or look at the data of these batches"
+            )
+        if hopeless:
+            report = (
+                f"the loss or a gradient was not finite in {progress.nonfinite} steps in a row, "
+                f"the last at step {progress.step} (batch {progress.batch - 1}), {hopeless}"
+            )
+            log.event("gave_up", step=progress.step, reason=report)
+            with self.world.together():  # which no rank leaves
+                raise RunError(report)
+        found = found or checkpoint.read(folder, verify=False)
+        self.restore(found)
+        log.event("rewind", step=step, from_step=progress.step, batch=progress.batch)
+        progress.go_back(found.meta["progress"])
+        self.world.barrier()  # all have read the checkpoint before any later one is removed
+        checkpoints.forget_after(step)
+
+    def warm_up(self) -> None:
+        """A pass over made-up tokens: compiles, allocates, and finds what cannot work.
+
+        No weight, moment or random number is touched, so a run is the same with and without it.
+        """
+        shape = (self.config.batch.tokens // self.config.batch.length // self.world.size,
+                 self.config.batch.length)  # fmt: skip
+        ids = torch.arange(math.prod(shape)).view(shape) % self.data.dataset.vocab_size
+        batch = Batch(ids.int(), ids, torch.zeros(shape, dtype=torch.int32))
+        self.apply_settings()
+        self.forward_backward(batch.to(self.world.device))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.prepare()
+
+    def _no_sync(self) -> AbstractContextManager[None]:
+        if isinstance(self.parallel, DistributedDataParallel):
+            return self.parallel.no_sync()
+        return nullcontext()
+
+    def _clip_gradients(self, norm: float) -> None:
+        """Scale gradients of the given norm down to `optimizer.clip`, if there is a limit."""
+        limit = self.config.optimizer.clip
+        if limit and norm > limit:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, limit / norm)

@@ -1,0 +1,126 @@
+"""Every bench runs, in small, and gives the figures that the log and the claims quote by name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from speedrun.bench.attention import measure_attention, mixed_documents
+from speedrun.bench.checkpoint import measure_checkpoint
+from speedrun.bench.claims import measure_gather, measure_masks, state_bytes
+from speedrun.bench.fused import measure_fused
+from speedrun.bench.loader import measure_loader
+from speedrun.bench.mask import library_mask, measure_mask, same_blocks
+from speedrun.bench.ranks import measure_ranks
+from speedrun.bench.step import measure_step, nano_trainer, optimizer_share
+from speedrun.bench.timing import Figures, seconds_of
+from speedrun.commands.bench import BENCHES
+from speedrun.model import native
+from tests.conftest import TINY
+
+
+@pytest.fixture
+def tiny_words(tiny_dataset: Path) -> tuple[str, ...]:
+    return (*TINY, f"data.dir={tiny_dataset}", "train.steps=1000")
+
+
+def assert_figures(figures: Figures, *names: str) -> None:
+    assert figures.keys() >= set(names)
+    for name, value in figures.items():
+        if not isinstance(value, str):
+            assert math.isfinite(value), name
+            assert value >= 0, name
+
+
+def test_every_bench_of_the_folder_is_a_name_of_the_command() -> None:
+    folder = Path(__file__).parents[2] / "speedrun/bench"
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "timing"}
+    assert modules == set(BENCHES)
+
+
+def test_step(tiny_words: tuple[str, ...]) -> None:
+    figures = measure_step(1, tiny_words)
+    assert_figures(figures, "tokens_per_second", "peak_share", "step_seconds", "peak_flops",
+                   "compile_seconds_cold", "compile_seconds_warm", "compiled")  # fmt: skip
+    assert figures["tokens_per_second"] == pytest.approx(256 / float(figures["step_seconds"]))
+
+
+def test_a_timed_step_is_a_step(tiny_words: tuple[str, ...]) -> None:
+    trainer = nano_trainer("modern", tiny_words)
+    with trainer.loader:
+        before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+        assert seconds_of(trainer.step) > 0
+    assert trainer.progress.step == 1
+    changed = [n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])]
+    assert "head.weight" in changed
+
+
+def test_the_optimizers_share_is_a_share(tiny_words: tuple[str, ...]) -> None:
+    words = (*tiny_words, "model.layers=4", "batch.length=512", "batch.tokens=512")
+    assert 0 < optimizer_share("record-18", 2, words) < 1
+
+
+def test_checkpoint(tiny_words: tuple[str, ...]) -> None:
+    figures = measure_checkpoint(1, tiny_words)
+    assert_figures(figures, "share_of_step", "slowdown", "thread_seconds", "writer_seconds")
+    assert float(figures["checkpoint_bytes"]) > 100_000
+
+
+@pytest.mark.slow
+def test_ranks(tiny_words: tuple[str, ...]) -> None:
+    figures = measure_ranks(1, 2, tiny_words)
+    assert_figures(figures, "ratio", "tokens_per_second_one_rank", "tokens_per_second_ranks")
+    assert figures["ranks"] == 2
+
+
+def test_loader() -> None:
+    figures = measure_loader(tokens=90_000, seq_len=64, batch_tokens=512, repeats=1)
+    assert_figures(figures, "tokens_per_second", "seconds_per_batch")
+    assert figures["batch_tokens"] == 512
+
+
+def test_documents_of_the_benches_are_250_to_750_tokens() -> None:
+    lengths = torch.unique_consecutive(mixed_documents(20_000)[0], return_counts=True)[1]
+    assert lengths.sum() == 20_000
+    assert lengths[:-1].min() >= 250
+    assert lengths[:-1].max() <= 750
+
+
+def test_equal_masks_are_told_from_different_ones() -> None:
+    documents, window = mixed_documents(1024), torch.tensor(2, dtype=torch.int32)
+    ours = library_mask(documents, window)
+    assert same_blocks(ours, library_mask(documents, window))
+    assert not same_blocks(ours, library_mask(documents, window + 1))
+
+
+def test_mask() -> None:
+    figures = measure_mask(1, (512, 1024))
+    assert_figures(figures, "speedup_512", "speedup_512_block_mask", "ms_512", "ms_1024",
+                   "ms_1024_block_mask", "library_ms_512")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_attention() -> None:
+    figures = measure_attention(1, (256, 512, 8192))
+    assert_figures(figures, "speedup_256", "speedup_512", "per_token_growth_8192",
+                   "extra_bytes_8192", "threads", "backend")  # fmt: skip
+    assert float(figures["extra_bytes_8192"]) > 0
+
+
+@pytest.mark.slow
+def test_fused() -> None:
+    if isinstance(native.load(), str):
+        pytest.skip(f"bench fused measures the native kernels, and there are none: {native.load()}")
+    assert_figures(measure_fused(1), "loss_ns_per_logit", "loss_over_torch",
+                   "relu_squared_forward_over_negation", "memory_gigabytes_per_second")  # fmt: skip
+
+
+@pytest.mark.slow
+def test_claims() -> None:
+    assert_figures(measure_masks(1), "token_mask_over_block_mask", "mixed_mask_over_block_mask")
+    assert_figures(measure_gather(1), "blocking_gather_over_async")
+    adam, muon = state_bytes("record-02"), state_bytes("record-03")
+    assert muon < adam

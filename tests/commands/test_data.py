@@ -1,0 +1,66 @@
+"""`speedrun data`: what the verbs print about a dataset, and how damage ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speedrun.commands.data import build_command, inspect_command, training_command, verify_command
+from speedrun.data.dataset import Dataset
+from speedrun.errors import DataError
+
+
+@pytest.fixture
+def built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, str]:
+    for index in range(12):
+        (tmp_path / f"{index}.txt").write_text(f"text number {index}\n" * 60)
+    build_command(
+        [str(tmp_path / "*.txt")], tmp_path / "mine", "byte", val_fraction=0.2, text_field="text",
+        max_document_bytes=65_536, shard_tokens=5_000, force=False,
+    )  # fmt: skip
+    return tmp_path / "mine", capsys.readouterr().out
+
+
+def test_build_ends_with_a_summary_and_the_command_to_train(built: tuple[Path, str]) -> None:
+    folder, said = built
+    for words in (f"dataset:     {folder}", "tokenizer:   byte, 257 ids", "fingerprint: ",
+                  f"data.dir={folder}"):  # fmt: skip
+        assert words in said
+    rows = [line.split() for line in said.splitlines()]
+    splits = [row for row in rows if len(row) == 7 and row[0] in ("train", "val")]
+    assert sum(int(row[2]) for row in splits) == 12
+
+
+def test_the_training_command_fits_a_small_dataset(built: tuple[Path, str]) -> None:
+    folder, said = built
+    dataset = Dataset.open(folder)
+    tokens = int(training_command(dataset).rpartition("validation.tokens=")[2])
+    assert 0 < tokens < dataset.split("val").tokens
+    assert training_command(dataset) in said
+
+
+def test_inspect_shows_documents(
+    built: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect_command(built[0], 2)
+    said = capsys.readouterr().out
+    assert "--- document 0, " in said
+    assert "--- document 1, " in said
+    assert "--- document 2" not in said
+    assert "text number" in said
+
+
+def test_verify_says_that_all_is_well_or_what_is_not(
+    built: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = built
+    verify_command(folder)
+    assert "every byte as recorded" in capsys.readouterr().out
+    shard = sorted(folder.glob("*.bin"))[0]
+    data = bytearray(shard.read_bytes())
+    data[-2] ^= 1  # the low byte of the last token
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match="is damaged in 1 place; build or download it again"):
+        verify_command(folder)
+    assert f"{shard} is damaged between bytes" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""`speedrun race` and `speedrun ablate`: what they print, and that they write a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedrun.commands import race as command
+from speedrun.science.compare import Entry
+from speedrun.science.results import Ablation, Effect, Race
+
+Output = pytest.CaptureFixture[str]
+RACE = Race(
+    track="nano",
+    target=4.3,
+    seeds=2,
+    entries=tuple(
+        Entry(recipe=recipe, seed=seed, tokens_to_target=tokens, steps_to_target=tokens and 5,
+              seconds_to_target=tokens and 1.5 * seed, wall_seconds_to_target=tokens and 9.0,
+              val_loss=4.25, params=1_234_567, peak_memory_bytes=memory)
+        for recipe, seed, tokens, memory in (
+            ("slow", 0, 1000, 2 << 20), ("slow", 1, 1200, 2 << 20),
+            ("fast", 0, 500, None), ("fast", 1, 700, None),
+            ("unlucky", 0, 400, 1 << 30), ("unlucky", 1, None, 1 << 30),
+        )
+    ),
+)  # fmt: skip
+ABLATION = Ablation(
+    recipe="modern",
+    track="nano",
+    seeds=3,
+    effects=(
+        Effect(switch="cap", n=3, of=3, effect=0.125, low=0.1, high=0.15, p=0.001, p_holm=0.002,
+               decided=True, more_seeds=0),
+        Effect(switch="norm", n=3, of=3, effect=-0.01, low=-0.5, high=0.48, p=0.9, p_holm=0.9,
+               decided=False, more_seeds=17),
+        Effect(switch="skip", n=3, of=3, effect=0.0, p=1.0, p_holm=1.0, decided=False),
+        Effect(switch="cap", metric="tokens_to_target", n=1, of=3, effect=None, decided=False),
+    ),
+)  # fmt: skip
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    """Printed lines by their first word, the tables one after the other."""
+    rows: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        first, _, rest = line.partition(" ")
+        rows.setdefault(first, []).append(" ".join(rest.split()))
+    return rows
+
+
+def test_the_table_of_a_race(capsys: Output) -> None:
+    command.print_race(RACE)
+    text = capsys.readouterr().out
+    assert "to a validation loss of 4.3 on nano, 2 seeds" in text
+    assert "ratios to slow" in text
+    rows = rows_of(text)
+    assert rows["slow"][0].startswith("1,100 +- 141 [-171, 2,371] 1.000 5 +- 0")
+    assert rows["slow"][1].endswith("1,234,567 2.0 MiB")
+    assert rows["fast"][0].startswith("600 +- 141")
+    assert rows["fast"][1].endswith("1,234,567 -")  # its memory was not measured
+    assert rows["unlucky"][0].startswith("reached by 1 of 2 - reached by 1 of 2 4.2500 +- 0.0000")
+    assert rows["unlucky"][1].endswith("1.0 GiB")
+
+
+def test_the_table_of_an_ablation(capsys: Output) -> None:
+    command.print_ablation(ABLATION)
+    rows = rows_of(capsys.readouterr().out)
+    assert rows["cap"] == [
+        "- tokens - - 1 of 3 pairs have it",
+        "+0.1250 nats [+0.1000, +0.1500] 0.001 0.002 decided",
+    ]
+    assert rows["norm"] == [
+        "-0.0100 nats [-0.5000, +0.4800] 0.9 0.9 undecided: about 17 more seeds"
+    ]
+    assert rows["skip"] == ["+0.0000 nats 1 1 undecided"]
+
+
+def test_requests_pass_through_and_a_page_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    asked: dict[str, dict[str, Any]] = {}
+
+    def fake(result: Race | Ablation, file: str, **request: Any) -> Race | Ablation:
+        request.pop("say")("a run")
+        asked[file] = request
+        result.write(tmp_path / file)
+        return result
+
+    monkeypatch.setattr(command, "race", lambda **words: fake(RACE, "race.json", **words))
+    monkeypatch.setattr(command, "ablate", lambda **words: fake(ABLATION, "ablation.json", **words))
+    race_request: dict[str, Any] = {
+        "recipes": ["slow", "fast"], "track": "nano", "seeds": 2, "budget": 9, "out": tmp_path,
+        "overrides": ["a=1"],
+    }  # fmt: skip
+    command.race_command(**race_request)
+    ablation_request: dict[str, Any] = {
+        "recipe": "modern", "track": "nano", "seeds": 3, "switches": ["b=2"], "out": tmp_path,
+        "alpha": 0.1, "overrides": [],
+    }  # fmt: skip
+    command.ablate_command(**ablation_request)
+    assert asked == {"race.json": race_request, "ablation.json": ablation_request}
+    assert capsys.readouterr().out.startswith("a run\n")
+    for name in ("race.html", "ablation.html"):
+        assert (tmp_path / name).read_text().startswith("<!doctype html>")

@@ -1,0 +1,156 @@
+"""`speedrun train` by its own code: what is printed, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from speedrun.commands.train import print_result, train_command
+from speedrun.config.resolve import resolve
+from speedrun.errors import ConfigError, RunError
+from speedrun.train.request import Request
+from speedrun.train.run import RunFolder
+from speedrun.train.summary import Summary
+from tests.conftest import TINY
+
+FLAT = ("schedule.cooldown=0", "schedule.warmup=0", "schedule.momentum_warmup=0")
+
+
+@pytest.fixture
+def words(tiny_dataset: Path) -> tuple[str, ...]:
+    return (*TINY, f"data.dir={tiny_dataset}")
+
+
+def request(**changes: Any) -> Request:
+    words: dict[str, Any] = {"recipe": "modern", "sample_tokens": 0} | changes
+    return Request(**words)
+
+
+def test_a_run_says_what_it_is_and_what_came_of_it(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    train_command(request(overrides=words, folder=folder, sample_tokens=4))
+    said = capsys.readouterr().out
+    assert f"modern on nano: 8 steps of 256 tokens, run folder {folder}" in said
+    for start in ("device cpu", "precision float32", "attention blocks", "torch.compile: none"):
+        assert any(line.startswith(start) for line in said.splitlines()), start
+    for part in ("training loss", "parameters:", "steps, tokens:  8, 2,048", "peak memory:",
+                 "validation:", "target:", "what it writes:", f"run folder: {folder}"):  # fmt: skip
+        assert part in said
+
+
+def test_a_finished_run_is_not_resumed_and_a_longer_one_is(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_command(request(overrides=[*words, *FLAT], folder=tmp_path / "run"))
+    again = Request(resume=True, folder=tmp_path / "run", sample_tokens=0)
+    train_command(again)
+    assert "is complete after 8 steps: nothing to resume" in capsys.readouterr().out
+    train_command(Request(**{**vars(again), "steps": 10}))
+    assert "train.steps goes from 8 to 10" in capsys.readouterr().out
+    summary = RunFolder(tmp_path / "run").read_summary()
+    assert summary is not None
+    assert summary.steps == 10
+
+
+def test_another_machine_is_said_and_not_refused(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_command(request(overrides=[*words, *FLAT], folder=tmp_path / "run"))
+    train_command(Request(resume=True, folder=tmp_path / "run", steps=9, sample_tokens=0,
+                          overrides=["machine.microbatch=2"]))  # fmt: skip
+    assert "machine.microbatch is 2 and was 0: numbers may be" in capsys.readouterr().out
+
+
+OLD_NAMES = {"machine.threads": ("train", "threads"), "machine.attention": ("attention", "backend")}
+
+
+def test_a_run_folder_with_the_old_names_of_keys_goes_on(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it was written before the machine had a section of its own."""
+    train_command(request(overrides=[*words, *FLAT], folder=tmp_path / "run"))
+    config = tmp_path / "run/config.toml"
+    text, _, machine = config.read_text().partition("[machine]\n")
+    values = dict(line.split(" = ") for line in machine.split("\n\n")[0].strip().splitlines())
+    moved = {"batch": ("microbatch",), "train": ("device", "precision", "compile", "threads")}
+    for section, keys in moved.items():
+        lines = "".join(f"{key} = {values[key]}\n" for key in keys)
+        text = text.replace(f"[{section}]\n", f"[{section}]\n{lines}")
+    text = text.replace("[attention]\n", f"[attention]\nbackend = {values['attention']}\n")
+    config.write_text(text)
+    assert "machine" not in text
+    train_command(Request(resume=True, folder=tmp_path / "run", steps=9, sample_tokens=0))
+    summary = RunFolder(tmp_path / "run").read_summary()
+    assert summary is not None
+    assert summary.steps == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"recipe": ""}, "train needs a recipe"),
+        ({"recipe": "model.layers=2"}, "recipe comes before the overrides"),
+        ({"steps": 0}, "--steps 0 cannot be used"),
+        ({"resume": True}, "give it --run DIR and no recipe"),
+        ({"max_restarts": 1}, "--max-restarts cannot be used without --ranks"),
+        ({"overrides": ["train.threads=1"]}, "'train.threads' .* is now called 'machine.threads'"),
+        ({"overrides": ["machine.microbatch=5"]}, r"machine\.microbatch = 5 .* 16 sequences"),
+        ({"overrides": ["machine.device=cuda"]}, r"machine\.device = 'cuda' cannot be used"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_made(
+    changes: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        train_command(request(**changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_taken_folder_is_refused_and_left_alone(words: tuple[str, ...], tmp_path: Path) -> None:
+    train_command(request(overrides=words, folder=tmp_path / "run"))
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    for ranks in (0, 2):
+        with pytest.raises(RunError, match="already holds a run"):
+            train_command(request(overrides=words, folder=tmp_path / "run", ranks=ranks))
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def summary(**changes: Any) -> Summary:
+    facts: dict[str, Any] = {
+        "recipe": "modern", "track": "nano", "params": 1234, "steps": 8, "tokens": 2048,
+        "train_seconds": 2.0, "wall_seconds": 3.0, "val_loss": 4.5, "val_bpb": 2.25,
+        "val_tokens": 512, "target": 5.0, "tokens_to_target": 1024, "seconds_to_target": 1.0,
+        "reached_target": True, "tokens_per_second": 1024.0, "peak_memory_bytes": 3 << 20,
+        "dataset_fingerprint": "f" * 64, "seed": 0,
+    }  # fmt: skip
+    return Summary(**(facts | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown", "hidden"),
+    [
+        ({}, ["5.0 reached after 1,024 tokens, 1.0 s", "4.5000 nats/token, 2.2500 bits/byte"], []),
+        ({"tokens_to_target": None}, ["target:", "5.0 not reached"], ["reached after"]),
+        ({"target": None}, ["validation:"], ["target:"]),
+        ({"val_bpb": None}, ["4.5000 nats/token (512 tokens)"], ["bits/byte"]),
+        ({"val_loss": None}, ["parameters:     1,234"], ["validation:"]),
+        ({"peak_memory_bytes": None}, ["wall time:"], ["peak memory:"]),
+    ],
+)
+def test_the_result_shows_what_there_is(
+    changes: dict[str, Any], shown: list[str], hidden: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = RunFolder(tmp_path)
+    rows = [{"kind": "train", "tokens": n, "loss": 5 - n} for n in range(3)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print_result(resolve("modern", "nano").config, run, summary(**changes))
+    said = capsys.readouterr().out
+    assert all(words in said for words in shown)
+    assert not any(words in said for words in hidden)

@@ -1,0 +1,49 @@
+"""The optimizers' section of the schema: roles, and combinations that are refused."""
+
+from typing import get_args
+
+import pytest
+
+from speedrun.config.optimizer import AdamOptions, MuonOptions, OptimizerConfig, Role
+from speedrun.config.resolve import resolve
+from speedrun.errors import ConfigError
+
+
+def test_roles_and_sections_agree() -> None:
+    sections = {name for name, options in OptimizerConfig() if isinstance(options, AdamOptions)}
+    assert sections == set(get_args(Role)) - {"qkv"}
+    adam, muon, head = AdamOptions(lr=0.5), MuonOptions(lr=0.3), AdamOptions(lr=0.7)
+    for config, chosen in (
+        (OptimizerConfig(kind="adamw", hidden=adam, muon=muon, head=head), adam),
+        (OptimizerConfig(kind="muon", hidden=adam, muon=muon, head=head), muon),
+    ):
+        assert config.of("hidden") is config.of("qkv") is chosen
+        assert config.of("head") is head
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["optimizer.muon.coefficients=polar_express", "optimizer.muon.iterations=6"],
+            "optimizer.muon.iterations = 6 (override) cannot be used: polar_express has 5 triples",
+        ),
+        (
+            ["optimizer.muon.iterations=101"],
+            "optimizer.muon.iterations = 101 (override) cannot be used: 'classic' takes 1 to 100",
+        ),
+        (["optimizer.head.lr=0"], "optimizer.head.lr = 0.0 cannot be used: it must be greater"),
+        (["optimizer.muon.lr=0.0"], "optimizer.muon.lr = 0.0 cannot be used: it must be greater"),
+        (["optimizer.scalar.eps=0"], "optimizer.scalar.eps = 0.0 cannot be used: it must be"),
+        (["optimizer.muon.momentum=1.0"], "optimizer.muon.momentum = 1.0 (override) cannot"),
+    ],
+)
+def test_what_no_run_can_use_is_refused(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve("record-18", "nano", words)
+    assert sentence in str(caught.value)
+
+
+def test_the_tables_of_five_run_for_five() -> None:
+    words = ["optimizer.muon.coefficients=polar_express"]
+    assert resolve("record-18", "nano", words).config.optimizer.muon.iterations == 5

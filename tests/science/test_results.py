@@ -1,0 +1,56 @@
+"""race.json and ablation.json: what is written is read back, and mistakes are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from speedrun.errors import ConfigError
+from speedrun.science.compare import Entry
+from speedrun.science.results import Ablation, Effect, Race, read_result
+
+RESULTS = Path(__file__).parent.parent.parent / "docs/results"
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    race = Race(track="nano", target=4.0, recipes=("a",), entries=(Entry(recipe="a", seed=0),))
+    ablation = Ablation(settings={"x": ("a=1",)}, effects=(Effect(switch="x", effect=0.5),))
+    for result in (race, ablation):
+        result.write(tmp_path / "result.json")
+        assert read_result(tmp_path / "result.json") == result
+
+
+@pytest.mark.parametrize("name", ["race.json", "race-15-16.json"])
+def test_a_published_race_is_written_as_it_was(name: str, tmp_path: Path) -> None:
+    """The same keys in the same order and the same values; only how ratios were made is new."""
+    race = read_result(RESULTS / name)
+    race.write(tmp_path / name)
+    then, now = (json.loads((folder / name).read_text()) for folder in (RESULTS, tmp_path))
+    assert list(now) == list(then)
+    assert json.dumps(now["entries"]) == json.dumps(then["entries"])
+    for recipe, metrics in then["statistics"].items():
+        for metric, row in metrics.items():
+            found = now["statistics"][recipe][metric]
+            assert found.pop("ratio_method", None) == ("paired" if "ratio" in row else None)
+            assert list(found) == list(row)
+            assert found == pytest.approx(row, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[1]", "no list of entries or effects"),
+        ('{"entries": 5}', "no list of entries or effects"),
+        ('{"effects": [{"switch": "x"}]}', r"effects\[0\] has no 'effect'"),
+        ('{"entries": [{"recipe": "a", "seed": 0}, {"seed": 1}]}', r"entries\[1\] has no 'recipe'"),
+        ('{"entries": [{"recipe": "a", "seed": "x"}]}', r"entries\[0\].seed is 'x', but"),
+        ('{"entries": [5]}', r"entries\[0\] is 5, but"),
+    ],
+)
+def test_files_refused(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        read_result(tmp_path / "x.json")

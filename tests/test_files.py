@@ -1,0 +1,67 @@
+"""Files appear whole or not at all, and JSON has no NaN."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.files import cache_home, finite, has_sha256, sha256_of, write_atomically, write_json
+from tests.room import room_for
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    for data in (b"x" * 100_000, bytearray(b"short")):
+        write_atomically(path, data)
+        assert path.read_bytes() == data
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    write_atomically(path, b"old")
+    with (
+        pytest.raises(SpeedrunError, match=r"cannot write .*a\.bin: .*; free some space") as caught,
+        room_for(50_000),
+    ):
+        write_atomically(path, b"x" * 100_000)
+    assert type(caught.value) is SpeedrunError
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_caller_says_whose_mistake_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        write_atomically(tmp_path / "none/a.bin", b"", ConfigError)
+
+
+def test_what_is_not_finite_is_null_at_any_depth(tmp_path: Path) -> None:
+    value = {"a": math.nan, "b": [1.5, math.inf, {"c": -math.inf}], "d": (2, "x", None, True)}
+    plain = {"a": None, "b": [1.5, None, {"c": None}], "d": [2, "x", None, True]}
+    assert finite(value) == plain
+    write_json(tmp_path / "a.json", value)
+    assert json.loads((tmp_path / "a.json").read_text()) == plain
+    assert (tmp_path / "a.json").read_text().endswith("}\n")
+
+
+def test_hashes_are_of_the_content(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"tokens")
+    digest = hashlib.sha256(b"tokens").hexdigest()
+    assert sha256_of(tmp_path / "a") == digest
+    assert has_sha256(tmp_path / "a", digest)
+    assert not has_sha256(tmp_path / "a", "0" * 64)
+    assert not has_sha256(tmp_path / "none", digest)
+    with pytest.raises(FileNotFoundError):
+        sha256_of(tmp_path / "none")
+
+
+def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path))
+    assert cache_home() == tmp_path
+    monkeypatch.setenv("SPEEDRUN_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_home() == tmp_path / ".cache/speedrun"
