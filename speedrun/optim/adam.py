@@ -6,7 +6,7 @@ all, through the same formula in fp32.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ from torch.optim.adamw import adamw
 
 from speedrun.config.optimizer import AdamOptions
 from speedrun.optim.base import ParamBlock, Shape, SlotOptimizer
-from speedrun.optim.errors import OptimError
-from speedrun.optim.layout import Block, Whole
 from speedrun.optim.options import documented
 
 
@@ -69,11 +67,6 @@ class Adam(SlotOptimizer):
 
     def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:  # noqa: ARG002
         return {"exp_avg": shape, "exp_avg_sq": shape, "step": ()}
-
-    def read_blocks(self, param: Tensor, name: str, options: Mapping[str, Any]) -> Sequence[Block]:  # noqa: ARG002
-        if not param.is_floating_point():
-            raise OptimError(f"parameter {name} is {param.dtype}, but Adam needs floating point")
-        return [Whole(tuple(param.shape))]
 
     def update(self) -> None:
         fused: defaultdict[tuple[int, torch.device], list[ParamBlock]] = defaultdict(list)

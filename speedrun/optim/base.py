@@ -7,6 +7,7 @@ its bytes. torch's own `state` dict stays empty: the tensors live in `blocks`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from torch.optim.optimizer import ParamsT
 from speedrun.config.optimizer import UpdateOptions
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import refuse_non_finite
-from speedrun.optim.layout import Block
+from speedrun.optim.layout import Block, Whole
 from speedrun.optim.options import read_options
 from speedrun.optim.state import NamedState, check_state, merge_options, unpack
 
@@ -62,7 +63,7 @@ class ParamBlock:
         return sum(4 * math.prod(shape) for shape in shapes)
 
 
-class SlotOptimizer(Optimizer):
+class SlotOptimizer(Optimizer, ABC):
     """A torch.optim.Optimizer whose state follows from declared slots."""
 
     options: ClassVar[type[UpdateOptions]] = UpdateOptions
@@ -97,13 +98,16 @@ class SlotOptimizer(Optimizer):
 
     # What an optimizer declares.
 
-    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:
+    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:  # noqa: ARG002
         """The state of one tile under these options: the shape of each slot by name."""
-        raise NotImplementedError
+        return {}
 
-    def read_blocks(self, param: Tensor, name: str, options: Mapping[str, Any]) -> Sequence[Block]:
-        """The blocks of a parameter, or a refusal."""
-        raise NotImplementedError
+    def read_blocks(self, param: Tensor, name: str, options: Mapping[str, Any]) -> Sequence[Block]:  # noqa: ARG002
+        """The blocks of a parameter, or a refusal; by default it is one block."""
+        if not param.is_floating_point():
+            needs = f"{type(self).__name__} needs floating point"
+            raise OptimError(f"parameter {name} is {param.dtype}, but {needs}")
+        return [Whole(tuple(param.shape))]
 
     def allocate(self, blocks: list[ParamBlock]) -> None:
         """Create the state of new blocks; by default all of it on every rank."""
@@ -120,9 +124,9 @@ class SlotOptimizer(Optimizer):
     def prepare(self) -> None:
         """Allocate what a step needs, so that the first one takes no longer than the others."""
 
+    @abstractmethod
     def update(self) -> None:
         """Update every parameter that has a gradient."""
-        raise NotImplementedError
 
     # Param groups and steps. torch wraps `add_param_group` and `zero_grad` so that its compiler
     # leaves them alone, and the wrapper imports that compiler at its first call: 1.3 s of a run

@@ -137,8 +137,8 @@ class RunSet:
         """The child reads recipe and code anew; what it ran must be what its folder stands for."""
         ran = _identity(run.load_config())
         changed = [key for key, value in _identity(job.config).items() if ran[key] != value]
-        place = Environment.read(run.environment)
-        if place is None or place.code_sha256 != self._code:
+        environment = Environment.read(run.environment)
+        if environment is None or environment.code_sha256 != self._code:
             changed.append("the code")
         if changed:
             shutil.rmtree(run.path)  # it is not what its name says

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from speedrun.config.schedule import Settings
+from speedrun.train.signals import Pending
 from speedrun.train.world import World
 
 SPIKE_WINDOW = 50  # finite losses a spike is measured against
@@ -27,38 +28,41 @@ class Agreement:
 
     loss: float  # mean over all ranks and microbatches
     grad_norm: float
-    finite: bool
-    flags: tuple[bool, ...]  # each true if it is on any rank
+    finite: bool  # False: there is no update
+    pending: Pending  # what was asked for on any rank
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Agreement):
     """What a step came to, the same on every rank: told by the trainer, read by loop and log."""
 
     settings: Settings
-    loss: float  # mean over all ranks and microbatches
-    grad_norm: float
-    finite: bool  # False: there was no update
     spike: float | None  # z-score of a loss far above the recent ones
-    save: bool  # a checkpoint is due, or was asked for
-    exit_code: int | None  # of a stop that was asked for
     must_rewind: bool
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a stop that was asked for."""
+        return self.pending.exit_code
 
-def agree(
-    world: World, loss: Tensor, parameters: Iterable[Tensor], flags: Sequence[bool]
-) -> Agreement:
-    """One small all-reduce: the global loss, whether all is finite, flags that any rank raised."""
+    @property
+    def save(self) -> bool:
+        """A checkpoint is due, was asked for, or comes before a stop."""
+        return self.pending.save or self.exit_code is not None
+
+
+def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pending) -> Agreement:
+    """One small all-reduce: the global loss, whether all is finite, what any rank was asked for."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
     mine, size = loss.item(), norm.item()
     bad = not (math.isfinite(mine) and math.isfinite(size))
-    total, nonfinite, *raised = world.sum([0.0 if bad else mine, bad, *flags])
+    total, nonfinite, *raised = world.sum([0.0 if bad else mine, bad, *pending])
     return Agreement(
         loss=math.nan if nonfinite else total / world.size,
         grad_norm=size,  # after DDP's averaging every rank has the same gradient
         finite=not nonfinite,
-        flags=tuple(value > 0 for value in raised),
+        pending=Pending(*(value > 0 for value in raised)),
     )
 
 

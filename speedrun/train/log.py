@@ -1,7 +1,7 @@
 """What a run says: `metrics.jsonl` for machines, a live panel or plain lines for people.
 
-`Log` turns the loop's facts into records once, on rank 0; sinks store them and a `Display` draws
-them. Events that need a person's attention are also said as a sentence.
+`Log` turns the loop's facts into rows of metrics once, on rank 0; sinks store them and a `Display`
+draws them. Events that need a person's attention are also said as a sentence.
 """
 
 from __future__ import annotations

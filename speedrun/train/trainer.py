@@ -108,17 +108,8 @@ class Trainer:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         spike = self.progress.count_step(agreed)
-        pending = Pending(*agreed.flags)
-        return Outcome(
-            settings=settings,
-            loss=agreed.loss,
-            grad_norm=agreed.grad_norm,
-            finite=agreed.finite,
-            spike=spike,
-            save=pending.save or pending.exit_code is not None,
-            exit_code=pending.exit_code,
-            must_rewind=self.progress.nonfinite >= NONFINITE_STEPS,
-        )
+        must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
+        return Outcome(**vars(agreed), settings=settings, spike=spike, must_rewind=must_rewind)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.

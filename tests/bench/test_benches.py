@@ -113,7 +113,7 @@ def test_attention() -> None:
 @pytest.mark.slow
 def test_fused() -> None:
     if isinstance(native.load(), str):
-        pytest.skip(f"bench fused measures the native kernels, and there are none: {native.load()}")
+        pytest.skip(f"NOT TESTED: bench fused, which measures native kernels: {native.load()}")
     assert_figures(measure_fused(1), "loss_ns_per_logit", "loss_over_torch",
                    "relu_squared_forward_over_negation", "memory_gigabytes_per_second")  # fmt: skip
 

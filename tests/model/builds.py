@@ -33,7 +33,7 @@ def needs(*commands: str) -> None:
     """Skips a test where one of these is not installed."""
     for command in commands:
         if shutil.which(command) is None:
-            pytest.skip(f"{command} is not installed")
+            pytest.skip(f"NOT TESTED: {command} is not installed")
 
 
 def assert_threads_do_not_matter(run: Callable[[], tuple[Tensor, ...]]) -> None:

@@ -160,7 +160,7 @@ def test_op_keeps_its_promises_to_the_compiler(path: str) -> None:
 def test_compiled_blocks_equal_dense_with_gradients() -> None:
     """Through inductor, which chooses layouts of its own around the op."""
     if reason := no_inductor():
-        pytest.skip(reason)
+        pytest.skip(f"NOT TESTED: {reason}")
     documents_BT = documents_of((torch.arange(300) % 90 == 7).long()[None], 1)
     plan, seen = plan_layer("blocks", documents_BT, scalar(2)), pairs(documents_BT, 2, "blocks")
 

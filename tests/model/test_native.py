@@ -53,15 +53,15 @@ def test_hot_loops_are_vectors(
 ) -> None:
     """Built for that CPU, whatever this one is, and read off the object code."""
     if not builds.X86 and cpu.startswith("x86"):
-        pytest.skip(f"{compiler} here builds for {platform.machine()}")
+        pytest.skip(f"NOT TESTED: {compiler} here builds for {platform.machine()}")
     objdump = "objdump" if cpu.startswith("x86") else builds.CROSS.replace("g++", "objdump")
     builds.needs(compiler, objdump)
     library = tmp_path / "kernels.so"
     if said := Build((compiler,), cpu, openmp).run(library):
         if openmp and compiler == "clang++" and "omp" in said:
-            pytest.skip("clang++ has no OpenMP here")
+            pytest.skip("NOT TESTED: clang++ has no OpenMP here")
         if re.search("bad value|unknown target CPU", said):
-            pytest.skip(f"{compiler} is older than the name {cpu}")
+            pytest.skip(f"NOT TESTED: {compiler} is older than the name {cpu}")
         pytest.fail(said)
     loops = hot(innermost_loops(library, objdump))
     # A reduction's last lanes or a target's one logit may be scalar beside the vectors of a loop.
@@ -76,7 +76,7 @@ def test_a_scalar_loop_would_be_seen(tmp_path: Path) -> None:
     """The loop that g++ 12 left scalar for AVX2, and in front of it one that it did not."""
     builds.needs("g++", "objdump")
     if not builds.X86:
-        pytest.skip("this needs g++ and objdump for x86")
+        pytest.skip("NOT TESTED: this needs g++ and objdump for x86")
     source, library = tmp_path / "loops.cpp", tmp_path / "loops.so"
     source.write_text(
         'extern "C" void twice(const float* x, float* y, long n) {\n'
@@ -155,7 +155,7 @@ assert os.waitpid(child, 0)[1] == 0
 def test_without_openmp_all_cores_are_used(compiler: str) -> None:
     builds.needs(compiler)
     if not Path("/proc/self/task").exists():
-        pytest.skip("threads are counted in /proc")
+        pytest.skip("NOT TESTED: threads are counted in /proc")
     words = [sys.executable, "-c", THREADS.format(compiler=compiler)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
