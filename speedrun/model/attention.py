@@ -18,9 +18,10 @@ from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
 from speedrun.model.block_sparse import block_sparse_attention
 from speedrun.model.cache import LayerCache
-from speedrun.model.fused import rms_norm
-from speedrun.model.linear import Linear
+from speedrun.model.fused import blend, offset_keys, with_previous
+from speedrun.model.linear import Linear, Norm
 from speedrun.model.plan import LayerPlan
+from speedrun.model.products import add_linear, norm_qkv, turn
 from speedrun.model.rotary import Rotary
 
 
@@ -32,7 +33,14 @@ class Attention(nn.Module):
         self.heads, self.groups, self.head_dim = config.heads, config.groups, config.size_of_head
         self.qk_norm, self.eps = config.qk_norm, config.norm_eps
         self.scale = config.attention_scale or self.head_dim**-0.5
-        self.residual, self.key_offset = config.value_residual, config.key_offset
+        self.residual = config.value_residual
+        # Half-rotary positions rotate the pairs (i, i + K/2) for i < K/4 only, so the second and
+        # the last quarter of a head are not rotated. Taken from the token before, they let a query
+        # match that token and copy the value of the key itself: induction in one layer, which
+        # takes two otherwise, one to look back and one to match.
+        self.key_offset = config.key_offset
+        depth = config.attention_output_factor == "depth"
+        self.factor = (2 * config.layers) ** -0.5 if depth else 1.0
         queries, keys = self.heads * self.head_dim, self.groups * self.head_dim
         self.splits = [queries, keys, keys]
         sizes = [sum(self.splits)] if config.fused_qkv else self.splits
@@ -56,60 +64,71 @@ class Attention(nn.Module):
         # 0-d weights, so that fp32 scalars leave bf16 values bf16.
         input_weight = self.blend[-1]
         own_weight = self.blend[0] if len(self.blend) == 2 else 1 - input_weight
-        mixed: Tensor = own_weight * v
-        return mixed if value_input is None else mixed + input_weight * value_input.view_as(v)
+        if value_input is None:
+            mixed: Tensor = own_weight * v
+            return mixed
+        return blend(v, value_input.view_as(v), own_weight, input_weight)
 
     def forward(
         self,
         x_BTD: Tensor,
+        norm: Norm,
         value_input: Tensor | None,
         rotary: Rotary | None,
         plan: LayerPlan,
         cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """The attention output, and this layer's own values before mixing, as (B, T, G, K).
+        """x + attention(norm(x)), and this layer's own values before mixing, as (B, T, G, K).
 
         `value_input` is what the values are mixed with: the rows of a value embedding or the
         values of layer 0, of as many numbers as the own values.
         """
         B, T, _ = x_BTD.shape
-        parts = [project(x_BTD) for project in self.qkv]
-        q, k, own_values = (
-            part.view(B, T, -1, self.head_dim)
-            for part in (parts[0].split(self.splits, dim=-1) if len(parts) == 1 else parts)
-        )
+        start = 0 if cache is None else cache.length
+        angles = None if rotary is None else rotary.angles(start, T)
+        q, k, own_values = self.project(x_BTD, norm, angles)
         if self.residual and value_input is None:  # layer 0, whose values the others get
             value_input = own_values
         v = self.mix_values(own_values, value_input)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if rotary is not None:
-            start = 0 if cache is None else cache.length
-            q, k = (rotary(x, start, self.eps if self.qk_norm else None) for x in (q, k))
-        elif self.qk_norm:
-            q, k = rms_norm(q, self.eps), rms_norm(k, self.eps)
         if self.key_offset:
-            k = offset_keys(k, plan.starts, cache)
+            k = (
+                offset_keys(k, plan.starts)
+                if cache is None
+                else offset_new_keys(k, plan.starts, cache)
+            )
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
         y_BHTK = attend(q, k, v, plan, self.scale)
-        return self.output(y_BHTK.transpose(1, 2).reshape(B, T, -1)), own_values
+        y_BTD = y_BHTK.transpose(1, 2).reshape(B, T, -1)
+        if self.output.bias is None:
+            return add_linear(x_BTD, y_BTD, self.output.weight, self.factor), own_values
+        return x_BTD.add(self.output(y_BTD), alpha=self.factor), own_values
+
+    def project(
+        self, x_BTD: Tensor, norm: Norm, angles: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, T, heads, K)."""
+        first = self.qkv[0]
+        assert isinstance(first, Linear)
+        if norm.gain is None and first.bias is None:
+            weights = [part.weight for part in self.qkv]
+            parts = first.weight.split(self.splits) if len(weights) == 1 else weights
+            return norm_qkv(x_BTD, parts, angles, self.head_dim, self.eps, qk_norm=self.qk_norm)
+        B, T, _ = x_BTD.shape
+        normed = norm(x_BTD)
+        parts = [project(normed) for project in self.qkv]
+        parts = parts[0].split(self.splits, dim=-1) if len(parts) == 1 else parts
+        q, k, v = (part.view(B, T, -1, self.head_dim) for part in parts)
+        q, k = (turn(part, angles, self.eps if self.qk_norm else None) for part in (q, k))
+        return q, k, v
 
 
-def offset_keys(k_BGTK: Tensor, starts_BT: Tensor, cache: LayerCache | None) -> Tensor:
-    """The unrotated half of each key comes from the previous token: induction in one layer.
-
-    A query can then match the token before a key and copy the value of the key itself, which takes
-    two layers otherwise: one to look back, one to match. Half-rotary positions rotate the pairs
-    (i, i + K/2) for i < K/4 only, so the second and the last quarter of a head are not rotated. The
-    first token of a document keeps its own key.
-    """
-    first = k_BGTK[:, :, :1] if cache is None or cache.last_key is None else cache.last_key
-    if cache is not None:
-        cache.last_key = k_BGTK[:, :, -1:]
-    previous_BGTK = torch.cat([first, k_BGTK[:, :, :-1]], dim=2)
-    previous_BGTK = torch.where(starts_BT[:, None, :, None], k_BGTK, previous_BGTK)
-    own, previous = k_BGTK.chunk(4, dim=-1), previous_BGTK.chunk(4, dim=-1)
-    return torch.cat([own[0], previous[1], own[2], previous[3]], dim=-1)
+def offset_new_keys(k_BTGK: Tensor, starts_BT: Tensor, cache: LayerCache) -> Tensor:
+    """`offset_keys` of tokens that follow those in the cache."""
+    last = k_BTGK[:, :1] if cache.last_key is None else cache.last_key.transpose(1, 2)
+    cache.last_key = k_BTGK[:, -1:].transpose(1, 2)
+    return with_previous(k_BTGK, torch.cat([last, k_BTGK[:, :-1]], dim=1), starts_BT)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: LayerPlan, scale: float) -> Tensor:

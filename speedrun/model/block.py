@@ -17,9 +17,10 @@ from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
 from speedrun.model.attention import Attention
 from speedrun.model.cache import LayerCache
-from speedrun.model.fused import relu_squared
+from speedrun.model.fused import blend, relu_squared
 from speedrun.model.linear import Linear, Norm
 from speedrun.model.plan import LayerPlan
+from speedrun.model.products import add_mlp
 from speedrun.model.rotary import Rotary
 
 
@@ -35,10 +36,14 @@ class MLP(nn.Module):
         )
         self.gelu = config.activation == "gelu"
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        h_BTF: Tensor = self.up(x_BTD)
+    def forward(self, x_BTD: Tensor, norm: Norm) -> Tensor:
+        """x + mlp(norm(x))."""
+        plain = norm.gain is None and self.up.bias is None and not self.gelu
+        if plain:
+            return add_mlp(x_BTD, self.up.weight, self.down.weight, norm.eps)
+        h_BTF: Tensor = self.up(norm(x_BTD))
         y_BTD: Tensor = self.down(F.gelu(h_BTF) if self.gelu else relu_squared(h_BTF))
-        return y_BTD
+        return x_BTD + y_BTD
 
 
 class Block(nn.Module):
@@ -51,8 +56,6 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.norm1 = Norm(config) if attends else None
         self.norm2 = Norm(config)
-        depth = config.attention_output_factor == "depth"
-        self.factor = (2 * config.layers) ** -0.5 if depth else 1.0
         self.parameter_roles: dict[str, Role] = {"mix": "scalar"}
         self.mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mixing else None
 
@@ -68,8 +71,7 @@ class Block(nn.Module):
         """The stream after this block, and the attention's own values, if it has attention."""
         values = None
         if self.mix is not None:
-            x = self.mix[0] * x + self.mix[1] * x0
+            x = blend(x, x0, *self.mix)
         if self.attention is not None and self.norm1 is not None:
-            y, values = self.attention(self.norm1(x), value_input, rotary, plan, cache)
-            x = x.add(y, alpha=self.factor)  # one pass, and a factor of 1 is free in the backward
-        return x + self.mlp(self.norm2(x)), values
+            x, values = self.attention(x, self.norm1, value_input, rotary, plan, cache)
+        return self.mlp(x, self.norm2), values

@@ -1,4 +1,4 @@
-"""The elementwise parts of the model: norms, rotation, ReLU squared, the loss.
+"""The elementwise parts of the model: norms, rotation, ReLU squared, the softcap.
 
 Each function states its formula in torch; that code runs on GPUs, in bf16 and wherever there is no
 C++ compiler. On a CPU in fp32 a native routine computes the same in one pass over memory
@@ -6,7 +6,7 @@ C++ compiler. On a CPU in fp32 a native routine computes the same in one pass ov
 thread these parts take 420 in torch and 120 natively. The routines are torch operators with their
 own backward, so a compiled model stays one graph.
 
-Shapes: B batch, T time, H heads, K head dim, V vocabulary, N tokens of the whole batch.
+Shapes: B batch, T time, H heads, G key/value heads, K head dim.
 """
 
 from __future__ import annotations
@@ -40,17 +40,33 @@ def relu_squared(x: Tensor) -> Tensor:
     return _relu_squared(x) if native_for(x) else F.relu(x).square()
 
 
+def blend(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a x + b y with learnt 0-d weights, which being 0-d leave the type of x and y as it is."""
+    if native_for(x) and native_for(y):
+        return _blend(x, y, a, b)
+    return a * x + b * y
+
+
+def offset_keys(k_BTGK: Tensor, starts_BT: Tensor) -> Tensor:
+    """The second and the last quarter of each key from the token before it in its document.
+
+    At the tokens that `starts` marks, which have none before, the key is left as it is.
+    """
+    if native_for(k_BTGK) and k_BTGK.size(-1) % 4 == 0:
+        return _offset_keys(k_BTGK, starts_BT.to(torch.float32))
+    return with_previous(k_BTGK, torch.cat([k_BTGK[:, :1], k_BTGK[:, :-1]], dim=1), starts_BT)
+
+
+def with_previous(k_BTGK: Tensor, previous_BTGK: Tensor, starts_BT: Tensor) -> Tensor:
+    """`offset_keys` of keys whose previous ones are given."""
+    previous_BTGK = torch.where(starts_BT[:, :, None, None], k_BTGK, previous_BTGK)
+    own, previous = k_BTGK.chunk(4, dim=-1), previous_BTGK.chunk(4, dim=-1)
+    return torch.cat([own[0], previous[1], own[2], previous[3]], dim=-1)
+
+
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap tanh(x / cap): slope 1 at 0, values within +-cap. A cap of 0 means none."""
     return cap * torch.tanh(x / cap) if cap else x
-
-
-def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor, cap: float) -> Tensor:
-    """Mean loss in nats per token of softcapped logits, the softmax in fp32; all targets count."""
-    logits_NV, targets_N = logits_BTV.flatten(0, 1), targets_BT.flatten()
-    if native_for(logits_BTV):
-        return _cross_entropy(logits_NV, targets_N, cap)[0]
-    return F.cross_entropy(softcap(logits_NV, cap).float(), targets_N)
 
 
 def native_for(x: Tensor) -> bool:
@@ -118,26 +134,43 @@ def _relu_squared_backward(g: Tensor, y: Tensor) -> Tensor:
     return dx
 
 
-def _like_cross_entropy(logits_NV: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return logits_NV.new_empty(()), logits_NV.new_empty(logits_NV.size(0), 2)
+@operator("blend", like=lambda x, _y, _a, _b: x.new_empty(x.shape))
+def _blend(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    z = x.new_empty(x.shape)
+    native.run("blend_forward", x, y, a, b, z, x.numel())
+    return z
 
 
-@operator("cross_entropy", like=_like_cross_entropy)
-def _cross_entropy(logits_NV: Tensor, targets_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """The mean loss, and for the backward each row's largest logit and its sum of e^(z - that)."""
-    loss, rows_N2 = _like_cross_entropy(logits_NV, targets_N, cap)
-    native.run("cross_entropy_forward", logits_NV, targets_N, cap, loss, rows_N2, *logits_NV.shape)
-    return loss, rows_N2
+def _like_blend_backward(
+    _g: Tensor, x: Tensor, y: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return tuple(t.new_empty(t.shape) for t in (x, y, a, b))  # type: ignore[return-value]
 
 
-@operator("cross_entropy_backward", like=_like_second)
-def _cross_entropy_backward(
-    g: Tensor, logits_NV: Tensor, targets_N: Tensor, rows_N2: Tensor, cap: float
-) -> Tensor:
-    dlogits_NV = logits_NV.new_empty(logits_NV.shape)
-    shape = logits_NV.shape
-    native.run("cross_entropy_backward", g, logits_NV, targets_N, cap, rows_N2, dlogits_NV, *shape)
-    return dlogits_NV
+@operator("blend_backward", like=_like_blend_backward)
+def _blend_backward(
+    g: Tensor, x: Tensor, y: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    gradients = _like_blend_backward(g, x, y, a, b)
+    native.run("blend_backward", g, x, y, a, b, *gradients, x.numel())
+    return gradients
+
+
+@operator("offset_keys", like=lambda k, _starts: k.new_empty(k.shape))
+def _offset_keys(k_BTGK: Tensor, starts_BT: Tensor) -> Tensor:
+    return _offset("offset_keys_forward", k_BTGK, starts_BT)
+
+
+@operator("offset_keys_backward", like=lambda g, _starts: g.new_empty(g.shape))
+def _offset_keys_backward(g_BTGK: Tensor, starts_BT: Tensor) -> Tensor:
+    return _offset("offset_keys_backward", g_BTGK, starts_BT)
+
+
+def _offset(routine: str, x_BTGK: Tensor, starts_BT: Tensor) -> Tensor:
+    B, T, G, K = x_BTGK.shape
+    y_BTGK = x_BTGK.new_empty(x_BTGK.shape)
+    native.run(routine, x_BTGK, starts_BT, y_BTGK, B * T, T, G, K)
+    return y_BTGK
 
 
 def _keep_norm_rotate(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -145,13 +178,12 @@ def _keep_norm_rotate(ctx, inputs, output) -> None:  # type: ignore[no-untyped-d
     ctx.save_for_backward(*output, cos_TK, sin_TK)
 
 
+def _keep_inputs(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
 def _keep_output(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ARG001
     ctx.save_for_backward(output)
-
-
-def _keep_cross_entropy(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    logits_NV, targets_N, ctx.cap = inputs
-    ctx.save_for_backward(logits_NV, targets_N, output[1])
 
 
 differentiate(
@@ -159,13 +191,24 @@ differentiate(
     lambda ctx, g, _: (_norm_rotate_backward(g, *ctx.saved_tensors), None, None, None),
     keep=_keep_norm_rotate,
 )
+
+
+def _keep_starts(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ARG001
+    ctx.save_for_backward(inputs[1])
+
+
+differentiate(
+    "offset_keys",
+    lambda ctx, g: (_offset_keys_backward(g, *ctx.saved_tensors), None),
+    keep=_keep_starts,
+)
+differentiate(
+    "blend",
+    lambda ctx, g: _blend_backward(g, *ctx.saved_tensors),
+    keep=_keep_inputs,
+)
 differentiate(
     "relu_squared",
     lambda ctx, g: _relu_squared_backward(g, *ctx.saved_tensors),
     keep=_keep_output,
-)
-differentiate(
-    "cross_entropy",
-    lambda ctx, g, _: (_cross_entropy_backward(g, *ctx.saved_tensors, ctx.cap), None, None),  # type: ignore[call-arg]
-    keep=_keep_cross_entropy,
 )

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speedrun.config.optimizer import Role
@@ -19,10 +18,11 @@ from speedrun.config.schema import ModelConfig
 from speedrun.model.block import Block
 from speedrun.model.cache import Cache
 from speedrun.model.embeddings import Bigrams, Table, ValueEmbeddings, previous_tokens
-from speedrun.model.fused import rms_norm, softcap
+from speedrun.model.fused import blend, rms_norm, softcap
 from speedrun.model.linear import Linear, Norm
 from speedrun.model.loss import Loss
 from speedrun.model.plan import AttentionPlan
+from speedrun.model.products import linear
 from speedrun.model.roles import roles_of
 from speedrun.model.rotary import Rotary
 
@@ -75,7 +75,8 @@ class GPT(nn.Module):
         encoded: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             if self.skips is not None and layer >= len(self.skips):
-                x = x + self.skips[layer - len(self.skips)] * encoded.pop()
+                skip = self.skips[layer - len(self.skips)]
+                x = blend(x, encoded.pop(), torch.ones_like(skip), skip)
             x, values = block(
                 x, x0, value_inputs[layer], self.rotary, plan.for_layer(layer), layers[layer]
             )
@@ -88,16 +89,15 @@ class GPT(nn.Module):
         x = self.norm(x)
         if targets_BT is None:
             return self.logits(x)
-        loss: Tensor = self.loss(self.scores(x), targets_BT)
+        loss: Tensor = self.loss(x, self.head_weight, targets_BT)
         return loss
 
-    def scores(self, x_BTD: Tensor) -> Tensor:
-        """The logits before the softcap."""
-        head = self.embedding.weight if self.head is None else self.head.weight
-        return F.linear(x_BTD, head.to(x_BTD.dtype))
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        return softcap(self.scores(x_BTD), self.config.softcap)
+        return softcap(linear(x_BTD, self.head_weight), self.config.softcap)
 
     def set_precision(self, dtype: torch.dtype) -> Self:
         """Embedding tables, and so the activations, in `dtype`; other weights stay fp32."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
 from speedrun.model.fused import rms_norm
+from speedrun.model.products import linear
 
 
 class Linear(nn.Module):
@@ -30,8 +31,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(fan_out)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        return linear(x, self.weight, self.bias)
 
 
 class Norm(nn.Module):

@@ -5,14 +5,14 @@ such as weighted losses for tokens further ahead; that belongs in `training_loss
 `Loss` may hold tensors that a schedule changes in place; they stay out of checkpoints if they are
 buffers with persistent=False.
 
-Shapes: B batch, T time, V vocabulary.
+Shapes: B batch, T time, D width, V vocabulary.
 """
 
 from torch import Tensor, nn
 
 from speedrun.config.schedule import Settings
 from speedrun.config.schema import ModelConfig
-from speedrun.model.fused import cross_entropy
+from speedrun.model.products import head_loss
 
 
 class Loss(nn.Module):
@@ -25,16 +25,16 @@ class Loss(nn.Module):
     def apply_settings(self, settings: Settings) -> None:
         """Called before every step; no weight of the loss is scheduled so far."""
 
-    def forward(self, scores_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-        """`scores` are the logits before the softcap, which the fused operator applies."""
+    def forward(self, x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor) -> Tensor:
+        """From the last norm's output and the head, since logits are never all in memory."""
         if self.training:
-            return self.training_loss(scores_BTV, targets_BT)
-        return self.validation_loss(scores_BTV, targets_BT)
+            return self.training_loss(x_BTD, head_VD, targets_BT)
+        return self.validation_loss(x_BTD, head_VD, targets_BT)
 
-    def training_loss(self, scores_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    def training_loss(self, x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor) -> Tensor:
         """What the gradient is taken of."""
-        return cross_entropy(scores_BTV, targets_BT, self.softcap)
+        return head_loss(x_BTD, head_VD, targets_BT, self.softcap)
 
-    def validation_loss(self, scores_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    def validation_loss(self, x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor) -> Tensor:
         """Nats per token of the next token: comparable between recipes, whatever they train on."""
-        return cross_entropy(scores_BTV, targets_BT, self.softcap)
+        return head_loss(x_BTD, head_VD, targets_BT, self.softcap)

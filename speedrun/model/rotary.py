@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from speedrun.model.fused import rotate
-
 
 def frequencies(head_dim: int, half: bool) -> Tensor:
     """f_i of every pair, (K/2,)."""
@@ -26,7 +24,7 @@ def frequencies(head_dim: int, half: bool) -> Tensor:
 
 
 class Rotary(nn.Module):
-    """The cosines and sines of positions 0 to `length` - 1, and the rotation by them."""
+    """The cosines and sines of positions 0 to `length` - 1."""
 
     cos: Tensor
     sin: Tensor
@@ -37,7 +35,6 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x_BHTK: Tensor, start: int = 0, norm_eps: float | None = None) -> Tensor:
-        """x rotated as positions `start` and on; with `norm_eps`, RMS-normed first (QK-norm)."""
-        end = start + x_BHTK.size(-2)
-        return rotate(x_BHTK, self.cos[start:end], self.sin[start:end], norm_eps)
+    def angles(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the positions `start` and on, each (count, K/2)."""
+        return self.cos[start : start + count], self.sin[start : start + count]

@@ -5,7 +5,7 @@
 // keys are left out. Scores are kept transposed, keys down and queries across the vector lanes:
 // the maximum and the sum of a query's scores are then lane by lane, and K and V are read where
 // they lie. Only the queries (and output gradients) of a tile are turned round. Every product, two
-// forward and five backward, is the one routine `multiply`.
+// forward and five backward, is the one routine `multiply` (matmul.h).
 //
 // Legend: B rows, T tokens, H query heads, K head width, m query in tile, n key in tile.
 #include <algorithm>
@@ -13,73 +13,23 @@
 #include <limits>
 #include <vector>
 
-#include "parallel.h"
-#include "vec.h"
+#include "matmul.h"
 
 namespace {
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int PANEL = 4;  // 24 accumulators of 32 registers
-#else
-constexpr int PANEL = 2;  // 12 of 16
-#endif
 constexpr int TILE = 64;
 constexpr int MAX_WIDTH = 256;
 constexpr float NEVER = -std::numeric_limits<float>::max();
 
-// C[i][:] (+)= sum_j A[i, j] B[j][:] for R rows and N vectors, all sums in registers.
-template <int R, int N>
-void corner(int depth, const float* A, int64_t ai, int64_t aj, const float* B, int64_t bj, float* C,
-            int64_t ci, bool add) {
-  vec sum[R][N];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) sum[r][n] = add ? load(C + r * ci + n * LANES) : vec{};
-  for (int j = 0; j < depth; j++, A += aj, B += bj) {
-    vec b[N];
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) b[n] = load(B + n * LANES);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-      vec a = all(A[r * ai]);
-#pragma GCC unroll 4
-      for (int n = 0; n < N; n++) sum[r][n] += a * b[n];
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int n = 0; n < N; n++) store(C + r * ci + n * LANES, sum[r][n]);
-}
-
-template <int R, int N, typename... Rest>
-void last_rows(int rows, Rest... rest) {
-  if (rows == R) corner<R, N>(rest...);
-  if constexpr (R > 1)
-    if (rows < R) last_rows<R - 1, N>(rows, rest...);
-}
-
-template <int N>
-void panel(int rows, int depth, const float* A, int64_t ai, int64_t aj, const float* B, int64_t bj,
-           float* C, int64_t ci, bool add) {
-  constexpr int R = std::min(6 * PANEL / N, 12);
-  for (; rows >= R; rows -= R, A += R * ai, C += R * ci)
-    corner<R, N>(depth, A, ai, aj, B, bj, C, ci, add);
-  last_rows<R, N>(rows, depth, A, ai, aj, B, bj, C, ci, add);
-}
-
+// C = A B, or C += A B.
 void multiply(int rows, int width, int depth, const float* A, int64_t ai, int64_t aj,
               const float* B, int64_t bj, float* C, int64_t ci, bool add) {
-  int n = 0, vectors = width / LANES;
-  for (; n + PANEL <= vectors; n += PANEL)
-    panel<PANEL>(rows, depth, A, ai, aj, B + n * LANES, bj, C + n * LANES, ci, add);
-  B += n * LANES, C += n * LANES;
-  if (vectors - n == 1) panel<1>(rows, depth, A, ai, aj, B, bj, C, ci, add);
-  if constexpr (PANEL == 4) {
-    if (vectors - n == 2) panel<2>(rows, depth, A, ai, aj, B, bj, C, ci, add);
-    if (vectors - n == 3) panel<3>(rows, depth, A, ai, aj, B, bj, C, ci, add);
-  }
+  if (add)
+    multiply(rows, width, depth, A, ai, aj, B, bj, 0, ci,
+             [=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
+  else
+    multiply(rows, width, depth, A, ai, aj, B, bj, 0, ci,
+             [=](int64_t at, vec sum) { store(C + at, sum); });
 }
 
 struct Tensor {  // (B, H, T, K) with a unit stride in K

@@ -1,6 +1,6 @@
 """Builds the C++ kernels: with which compiler, for which CPU, with which threads, cached where.
 
-Two files without dependencies, so one compiler call of a few seconds is the whole build. The
+A few files without dependencies, so one compiler call of a few seconds is the whole build. The
 library is cached under $SPEEDRUN_HOME, named by a hash of everything that it depends on.
 """
 
@@ -24,8 +24,8 @@ from pathlib import Path
 from speedrun.files import cache_home, flush
 
 HERE = Path(__file__).parent
-SOURCES = (HERE / "attention.cpp", HERE / "fused.cpp")
-HEADERS = (HERE / "vec.h", HERE / "parallel.h")
+SOURCES = tuple(HERE / f"{name}.cpp" for name in ("attention", "fused", "linear", "loss", "matmul"))
+HEADERS = tuple(HERE / f"{name}.h" for name in ("matmul", "norm", "parallel", "vec"))
 FLAGS = (
     "-O3", "-std=c++17", "-fno-math-errno", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC",
 )  # fmt: skip

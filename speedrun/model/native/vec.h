@@ -172,6 +172,12 @@ inline void sweep(int64_t begin, int64_t end, Body body) {
   if (i < end) body(Rest{i, end - i});
 }
 
+inline float dot(const float* a, const float* b, int64_t n) {
+  Wide sum;
+  sweep(0, n, [&](auto at) { sum = sum + at(a) * at(b); });
+  return total(sum);
+}
+
 // e^x = s q + s and e^x - 1 = s q + (s - 1), with s a power of two: both without cancellation.
 template <typename V>
 struct Exp {

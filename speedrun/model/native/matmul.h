@@ -1,0 +1,231 @@
+// Matrix products in registers, on matrices that lie in cache: for attention's tiles, for linear layers
+// and for whatever a thread does with a few rows while it has them.
+//
+// All sums of a tile of the result are kept in registers while one operand's elements are spread over
+// the lanes and the other's rows are read as vectors. What becomes of the sums is the caller's: `put(at,
+// sum)` gets each vector of them with its place. So a product ends in a ReLU, an addition or a plain
+// store without another pass over memory.
+//
+// A result's element is summed in one order, whatever the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+
+#include "parallel.h"
+#include "vec.h"
+
+namespace {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int PANEL = 4;  // vectors side by side: 24 accumulators of 32 registers
+#else
+constexpr int PANEL = 2;  // 12 of 16
+#endif
+constexpr int STRIP = 6;           // rows of a tile
+constexpr int64_t DEPTH = 192;     // of a product at once: a panel this deep stays in the first cache
+constexpr int64_t BLOCK = 96;      // rows that a thread takes at once
+constexpr int64_t SUMMED = 384;    // rows summed into a weight's gradient at once
+
+// Memory that nobody has written to, on a cache line's border.
+class Buffer {
+ public:
+  explicit Buffer(int64_t size)
+      : data((float*)::operator new(4 * size, std::align_val_t(64))) {}
+  ~Buffer() { ::operator delete(data, std::align_val_t(64)); }
+  Buffer(const Buffer&) = delete;
+  float* const data;
+};
+
+// sum_j A[r, j] B[j, :] for R rows and N vectors.
+template <int R, int N, typename Put>
+inline void corner(int64_t depth, const float* A, int64_t ai, int64_t aj, const float* B, int64_t bj,
+                   int64_t at, int64_t ci, const Put& put) {
+  vec sum[R][N];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) sum[r][n] = vec{};
+  for (int64_t j = 0; j < depth; j++, A += aj, B += bj) {
+    vec b[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) b[n] = load(B + n * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      vec a = all(A[r * ai]);
+#pragma GCC unroll 4
+      for (int n = 0; n < N; n++) sum[r][n] += a * b[n];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; n++) put(at + r * ci + n * LANES, sum[r][n]);
+}
+
+}  // namespace
+
+// The sums of fewer rows or vectors than a whole tile has, into `tile` (matmul.cpp). Not part of
+// `panel`, since every use of that would compile all sizes anew.
+__attribute__((visibility("hidden"))) void partial_tile(int rows, int vectors, int64_t depth,
+                                                        const float* A, int64_t ai, int64_t aj,
+                                                        const float* B, int64_t bj, float* tile);
+
+namespace {
+
+// Up to PANEL vectors of the result, all rows.
+template <typename Put>
+void panel(int64_t rows, int vectors, int64_t depth, const float* A, int64_t ai, int64_t aj,
+           const float* B, int64_t bj, int64_t at, int64_t ci, const Put& put) {
+  for (; rows > 0; rows -= STRIP, A += STRIP * ai, at += STRIP * ci) {
+    if (rows >= STRIP && vectors == PANEL) {
+      corner<STRIP, PANEL>(depth, A, ai, aj, B, bj, at, ci, put);
+      continue;
+    }
+    alignas(64) float tile[STRIP * PANEL * LANES];
+    int here = std::min<int64_t>(rows, STRIP);
+    partial_tile(here, vectors, depth, A, ai, aj, B, bj, tile);
+    for (int r = 0; r < here; r++)
+      for (int n = 0; n < vectors; n++)
+        put(at + r * ci + n * LANES, load(tile + (r * PANEL + n) * LANES));
+  }
+}
+
+// visit(first column, vectors) for all panels of a matrix this wide.
+template <typename Visit>
+void each_panel(int64_t width, const Visit& visit) {
+  for (int64_t n = 0; n < width; n += PANEL * LANES)
+    visit(n, std::min<int64_t>(PANEL, (width - n) / LANES));
+}
+
+// A B of matrices where they lie, B's rows bj apart; `width` counts whole vectors.
+template <typename Put>
+void multiply(int64_t rows, int64_t width, int64_t depth, const float* A, int64_t ai, int64_t aj,
+              const float* B, int64_t bj, int64_t at, int64_t ci, const Put& put) {
+  each_panel(width, [&](int64_t n, int vectors) {
+    panel(rows, vectors, depth, A, ai, aj, B + n, bj, at + n, ci, put);
+  });
+}
+
+inline int64_t whole_vectors(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+
+// A right operand, rearranged panel by panel so that a product reads it from front to back. Columns
+// beyond the last are zeros up to a whole vector.
+struct Packed {
+  float* data;
+  int64_t width, depth;
+};
+
+inline int64_t panels_of(int64_t width) {
+  return (whole_vectors(width) + PANEL * LANES - 1) / (PANEL * LANES);
+}
+
+// The element (k, n) of the operand is B[k bk + n bn].
+inline void pack_panel(const float* B, int64_t bk, int64_t bn, Packed to, int64_t width, int64_t p) {
+  int64_t n0 = p * PANEL * LANES, wide = std::min<int64_t>(PANEL * LANES, to.width - n0);
+  int64_t there = std::min(wide, width - n0);
+  float* panel = to.data + n0 * to.depth;
+  if (bn == 1 && there == wide) {
+    for (int64_t k = 0; k < to.depth; k++, panel += wide)
+      for (int64_t n = 0; n < wide; n += LANES) store(panel + n, load(B + k * bk + n0 + n));
+    return;
+  }
+  if (there < wide) std::fill_n(panel, wide * to.depth, 0.f);
+  for (int64_t k0 = 0; k0 < to.depth; k0 += 16)  // a cache line of each column at a time
+    for (int64_t n = 0; n < there; n++)
+      for (int64_t k = k0; k < std::min(to.depth, k0 + 16); k++)
+        panel[k * wide + n] = B[k * bk + (n0 + n) * bn];
+}
+
+inline Packed pack(const float* B, int64_t bk, int64_t bn, int64_t width, int64_t depth,
+                   float* to, int threads) {
+  Packed packed{to, whole_vectors(width), depth};
+  share_out(panels_of(width), 1, threads, [=](int64_t p) { pack_panel(B, bk, bn, packed, width, p); });
+  return packed;
+}
+
+// C = A B for the few rows of A that a thread has in cache; finish(at, sum) stores the result. Sums of
+// more than DEPTH terms rest in C meanwhile.
+template <typename Finish>
+void product(int64_t rows, const float* A, int64_t ai, const Packed& B, float* C, int64_t ci,
+             const Finish& finish) {
+  int64_t parts = (B.depth + DEPTH - 1) / DEPTH, most = (B.depth + parts - 1) / parts;
+  for (int64_t k = 0; k < B.depth; k += most) {
+    int64_t depth = std::min(most, B.depth - k);
+    bool begins = k == 0, ends = k + depth == B.depth;
+    auto run = [&](const auto& put) {
+      each_panel(B.width, [&](int64_t n, int vectors) {
+        int64_t wide = vectors * LANES;
+        panel(rows, vectors, depth, A + k, ai, 1, B.data + n * B.depth + k * wide, wide, n, ci, put);
+      });
+    };
+    if (begins && ends) run(finish);
+    else if (begins) run([=](int64_t at, vec sum) { store(C + at, sum); });
+    else if (ends) run([&](int64_t at, vec sum) { finish(at, load(C + at) + sum); });
+    else run([=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
+  }
+}
+
+// Room for both operands of `sum_products`.
+inline int64_t summing_room(int64_t M, int64_t N) {
+  return SUMMED * ((M + STRIP - 1) / STRIP * STRIP + whole_vectors(N));
+}
+
+// C (M x N) = or += A^T B, A (rows x M), B (rows x N): the gradient of a weight, a sum over tokens, in
+// pieces of SUMMED rows. A is rearranged too, into strips as high as a tile.
+inline void sum_products(const float* A, int64_t ai, int64_t M, const float* B, int64_t bi, int64_t N,
+                         int64_t rows, float* C, bool add, float* room, int threads) {
+  constexpr int64_t FEW = 16, HEIGHT = 3 * STRIP;
+  for (int64_t begin = 0; begin < rows; begin += SUMMED) {
+    int64_t depth = std::min(SUMMED, rows - begin);
+    Packed right{room, whole_vectors(N), depth};
+    float* strips = room + SUMMED * right.width;
+    int64_t panels = panels_of(N), parts = (depth + FEW - 1) / FEW;
+    share_out(panels + parts, 1, threads, [=](int64_t i) {
+      if (i < panels) return pack_panel(B + begin * bi, bi, 1, right, N, i);
+      int64_t k0 = (i - panels) * FEW, k1 = std::min(depth, k0 + FEW);
+      const float* from = A + begin * ai;
+      for (int64_t m = 0; m < M; m += STRIP) {
+        float* strip = strips + m * depth;
+        if (m + STRIP <= M)
+          for (int64_t k = k0; k < k1; k++)
+            std::memcpy(strip + k * STRIP, from + k * ai + m, 4 * STRIP);
+        else
+          for (int64_t k = k0; k < k1; k++)
+            std::memcpy(strip + k * STRIP, from + k * ai + m, 4 * (M - m));
+      }
+    });
+    bool more = add || begin;
+    share_out((M + HEIGHT - 1) / HEIGHT, 1, threads, [&](int64_t block) {
+      int64_t m0 = block * HEIGHT, m1 = std::min(M, m0 + HEIGHT);
+      each_panel(right.width, [&](int64_t n, int vectors) {
+        auto run = [&](const auto& put) {
+          for (int64_t m = m0; m < m1; m += STRIP)
+            panel(std::min<int64_t>(STRIP, m1 - m), vectors, depth, strips + m * depth, 1, STRIP,
+                  right.data + n * depth, vectors * LANES, m * N + n, N, put);
+        };
+        if (more) run([=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
+        else run([=](int64_t at, vec sum) { store(C + at, sum); });
+      });
+    });
+  }
+}
+
+// visit(first row, rows) by BLOCK rows at a time.
+template <typename Visit>
+void each_block(int64_t begin, int64_t end, int64_t most, int threads, const Visit& visit) {
+  share_out((end - begin + most - 1) / most, 1, threads, [&](int64_t i) {
+    int64_t row = begin + i * most;
+    visit(row, std::min(most, end - row));
+  });
+}
+
+// Rows of a batch whose gradients are made and summed before the next: still in cache when they are
+// summed, and two blocks for each thread. Where the cut is does not change a sum, SUMMED divides it.
+inline int64_t chunk_rows(int64_t least, int threads) {
+  int64_t rows = std::max<int64_t>(least, 2 * BLOCK * threads);
+  return (rows + SUMMED - 1) / SUMMED * SUMMED;
+}
+
+}  // namespace
