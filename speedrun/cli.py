@@ -232,6 +232,15 @@ def download(
 
 Seeds = Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)]
 SetOverrides = Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Runs at a time, which then share the cores and compare no seconds; 0: one a core. "
+        "Default: 1 in a race, 0 in an ablation, or as it was begun.",
+        min=0,
+        show_default=False,
+    ),
+]
 RACE = Path("races/race")
 
 
@@ -242,14 +251,16 @@ def race(
     seeds: Seeds = 3,
     budget: Annotated[int | None, typer.Option(help="Most steps of a run.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = RACE,
+    jobs: Jobs = None,
     override: SetOverrides = None,
 ) -> None:
     """Race recipes to the track's target: seeds, intervals, ratios, race.json and a page."""
     from speedrun.commands.race import race_command
 
     race_command(
-        recipes=recipes, track=track, seeds=seeds, budget=budget, out=out, overrides=override or []
-    )
+        recipes=recipes, track=track, seeds=seeds, budget=budget, out=out, jobs=jobs,
+        overrides=override or [],
+    )  # fmt: skip
 
 
 def _switches(incomplete: str) -> list[str]:
@@ -269,6 +280,7 @@ def ablate(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
     alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,
+    jobs: Jobs = None,
     override: SetOverrides = None,
 ) -> None:
     """Switch a recipe's techniques off one at a time, paired by seed, with corrected p-values."""
@@ -276,7 +288,7 @@ def ablate(
 
     ablate_command(
         recipe=recipe, track=track, seeds=seeds, switches=switch or [], out=out, alpha=alpha,
-        overrides=override or [],
+        jobs=jobs, overrides=override or [],
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from speedrun.commands.report import report_command
 from speedrun.science.ablate import ablate
-from speedrun.science.compare import Row
+from speedrun.science.compare import Row, comparable
 from speedrun.science.race import race
 from speedrun.science.results import Ablation, Effect, Race
 from speedrun.terminal.console import print_table, size_text
@@ -25,9 +25,10 @@ def race_command(
     budget: int | None,
     out: Path,
     overrides: Sequence[str],
+    jobs: int | None,
 ) -> None:
     found = race(recipes=recipes, track=track, seeds=seeds, budget=budget, out=out,
-                 overrides=overrides, say=say)  # fmt: skip
+                 overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
     print_race(found)
     report_command(paths=[out], out=out / "race.html", watch=False)
 
@@ -41,9 +42,10 @@ def ablate_command(
     out: Path,
     alpha: float,
     overrides: Sequence[str],
+    jobs: int | None,
 ) -> None:
     found = ablate(recipe=recipe, track=track, seeds=seeds, switches=switches, out=out, alpha=alpha,
-                   overrides=overrides, say=say)  # fmt: skip
+                   overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
     print_ablation(found)
     report_command(paths=[out], out=out / "ablation.html", watch=False)
 
@@ -53,6 +55,7 @@ def print_race(found: Race) -> None:
         f"\nto a validation loss of {found.target} on {found.track}, {found.seeds} "
         f"seeds: mean +- standard deviation [95% interval]; ratios to {found.order[0]}"
     )
+    timed = found.jobs == 1
     rows, costs = [], []
     for recipe, table in found.statistics().items():
         params = next(entry.params for entry in found.entries if entry.recipe == recipe)
@@ -61,16 +64,15 @@ def print_race(found: Race) -> None:
         rows.append((recipe, _mean(table["tokens_to_target"], ",.0f"),
                      _ratio(table["tokens_to_target"]), _mean(table["steps_to_target"], ",.0f"),
                      _mean(table["val_loss"], ".4f")))  # fmt: skip
-        costs.append((recipe, _mean(table["seconds_to_target"], ".1f"),
-                      _ratio(table["seconds_to_target"]),
-                      _mean(table["wall_seconds_to_target"], ".1f"),
-                      _number(params, ","), size))  # fmt: skip
+        times = (_mean(table["seconds_to_target"], ".1f"), _ratio(table["seconds_to_target"]),
+                 _mean(table["wall_seconds_to_target"], ".1f")) if timed else ()  # fmt: skip
+        costs.append((recipe, *times, _number(params, ","), size))
     print_table(("recipe", "tokens", "ratio of tokens", "steps", "last loss"), rows)
     print()
-    print_table(
-        ("recipe", "training seconds", "ratio of seconds", "wall seconds", "parameters", "memory"),
-        costs,
-    )
+    columns = ("training seconds", "ratio of seconds", "wall seconds") if timed else ()
+    print_table(("recipe", *columns, "parameters", "memory"), costs)
+    if not timed:
+        print(_shared(found.jobs))
 
 
 def print_ablation(found: Ablation) -> None:
@@ -78,8 +80,8 @@ def print_ablation(found: Ablation) -> None:
         f"\n{found.recipe} on {found.track}, {found.seeds} seeds: effect of each "
         "switch (switched - recipe; above 0: the technique helped)"
     )
-    for metric, unit in UNITS.items():
-        form = "+,.4f" if metric == "val_loss" else "+,.0f"
+    for metric in comparable(tuple(UNITS), found.jobs):
+        form, unit = "+,.4f" if metric == "val_loss" else "+,.0f", UNITS[metric]
         rows = [
             (
                 effect.switch,
@@ -93,6 +95,13 @@ def print_ablation(found: Ablation) -> None:
         ]
         print_table((f"switch: {metric}", "effect [95% interval]", "p", "p (Holm)", ""), rows)
         print()
+    if found.jobs > 1:
+        print(_shared(found.jobs))
+
+
+def _shared(jobs: int) -> str:
+    return (f"{jobs} runs at a time shared the machine, so their seconds do not compare; --jobs 1 "
+            "measures them")  # fmt: skip
 
 
 def _undecided(effect: Effect) -> str:

@@ -263,6 +263,9 @@ class MachineConfig(Section):
     )
     microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
     threads: Amount = Field(0, description="CPU threads; 0: all cores")
+    jobs: Count = Field(
+        1, description="runs that share the machine at a time, its cores and memory divided by them"
+    )
 
 
 # Keys that had another name. Stored configs are read under either, everything else is refused.

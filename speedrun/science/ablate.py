@@ -15,9 +15,10 @@ from pathlib import Path
 from speedrun.config.resolve import describe, parse_override, resolve, techniques, toml_text
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
-from speedrun.science.compare import Entry
+from speedrun.science.compare import Entry, comparable
 from speedrun.science.jobs import RunSet, common_dataset, plan_jobs, refuse_own_keys, this_command
 from speedrun.science.results import Ablation, Effect
+from speedrun.science.share import ONE_A_CORE, share_machine
 from speedrun.science.stats import holm, more_pairs, paired_difference
 
 METRICS = ("val_loss", "tokens_to_target", "seconds_to_target")
@@ -48,13 +49,17 @@ def ablate(
     switches: Sequence[str] = (),
     overrides: Sequence[str] = (),
     alpha: float = 0.05,
+    jobs_at_once: int | None = None,
 ) -> Ablation:
-    """Make the runs that are missing and write `out/ablation.json`; returns what is in it."""
+    """Make the runs that are missing and write `out/ablation.json`; returns what is in it.
+
+    Without `jobs_at_once` one a core at a time, or as the ablation was begun.
+    """
     if seeds < 2:
         raise ConfigError(f"--seeds {seeds} cannot be used: pairs need at least 2 for an interval")
     if not 0 < alpha < 1:
         raise ConfigError(f"--alpha {alpha} cannot be used: it is a probability, such as 0.05")
-    refuse_own_keys((*overrides, *switches), ("train.seed",))
+    refuse_own_keys((*overrides, *switches), ("train.seed", "machine.jobs"))
     base = resolve(recipe, track, overrides).config
     name, compared = base.recipe, changes(base, switches)
     variants: dict[str, tuple[str, Sequence[str]]] = {name: (recipe, overrides)} | {
@@ -62,18 +67,27 @@ def ablate(
     }
     jobs = plan_jobs(variants, track, seeds)  # refuses what cannot be, before any run
     fingerprint = common_dataset(jobs)
+    made = RunSet(out, fingerprint)
+    jobs = share_machine(made, jobs, jobs_at_once, otherwise=ONE_A_CORE, say=say)
+    shared = jobs[0].config.machine.jobs
     runs: dict[str, list[Entry]] = {label: [] for label in variants}
-    for entry in RunSet(out, fingerprint).run_all(jobs, say):
+    for entry in made.run_all(jobs, say):
         runs[entry.recipe].append(entry)
     found = Ablation(
         recipe=name,
         track=track,
         seeds=seeds,
         alpha=alpha,
+        jobs=shared,
         command=this_command(),
         dataset_fingerprint=fingerprint,
         settings=compared,
-        effects=effects({label: runs[f"{name} {label}"] for label in compared}, runs[name], alpha),
+        effects=effects(
+            {label: runs[f"{name} {label}"] for label in compared},
+            runs[name],
+            alpha,
+            comparable(METRICS, shared),
+        ),
         runs=tuple(str(entry.run) for group in runs.values() for entry in group),
     )
     found.write(out / "ablation.json")
@@ -81,14 +95,17 @@ def ablate(
 
 
 def effects(
-    variants: Mapping[str, Sequence[Entry]], control: Sequence[Entry], alpha: float
+    variants: Mapping[str, Sequence[Entry]],
+    control: Sequence[Entry],
+    alpha: float,
+    metrics: Sequence[str] = METRICS,
 ) -> tuple[Effect, ...]:
     """Effects by metric; Holm corrects over the variants of one metric.
 
     Every list of runs is in the same order of seeds.
     """
     found = []
-    for metric in METRICS:
+    for metric in metrics:
         family = [_effect(name, runs, control, metric, alpha / len(variants))
                   for name, runs in variants.items()]  # fmt: skip
         for effect, p in zip(family, holm([effect.p for effect in family]), strict=True):

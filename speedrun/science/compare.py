@@ -15,13 +15,17 @@ from pydantic import BaseModel
 
 from speedrun.science.stats import ratio_of_means, summarize
 
-TO_TARGET = ("tokens_to_target", "steps_to_target", "seconds_to_target", "wall_seconds_to_target")
+TIMES = ("seconds_to_target", "wall_seconds_to_target")
+TO_TARGET = ("tokens_to_target", "steps_to_target", *TIMES)
 METRICS = (*TO_TARGET, "val_loss", "peak_memory_bytes")
 NO_RATIO = ("val_loss",)  # a loss has no natural zero
 
 
 class Entry(BaseModel, frozen=True):
-    """What one run of a race or an ablation needed; None: the target was not reached, or NaN."""
+    """What one run of a race or an ablation needed; None: the target was not reached, or NaN.
+
+    A run that shared the machine with others has no seconds either.
+    """
 
     recipe: str
     seed: int
@@ -65,14 +69,24 @@ class Row:
         }
 
 
-def statistics(recipes: Sequence[str], entries: Sequence[Entry]) -> dict[str, dict[str, Row]]:
+def comparable(metrics: Sequence[str], jobs: int) -> tuple[str, ...]:
+    """Those of `metrics` that compare runs made `jobs` at a time.
+
+    Runs that share a machine slow each other down, the more the more of them are under way.
+    """
+    return tuple(metric for metric in metrics if jobs == 1 or metric not in TIMES)
+
+
+def statistics(
+    recipes: Sequence[str], entries: Sequence[Entry], metrics: Sequence[str] = METRICS
+) -> dict[str, dict[str, Row]]:
     """By recipe and metric; ratios are to the first recipe."""
     runs = {
         recipe: sorted((e for e in entries if e.recipe == recipe), key=lambda e: e.seed)
         for recipe in recipes
     }
     return {
-        recipe: {metric: _row(runs[recipe], runs[recipes[0]], metric) for metric in METRICS}
+        recipe: {metric: _row(runs[recipe], runs[recipes[0]], metric) for metric in metrics}
         for recipe in recipes
     }
 

@@ -2,8 +2,8 @@
 
 The folder of a run carries a hash of its experiment, the machine's settings (seconds are compared
 too), the code and the dataset, so the same command finds what is finished and goes on with what was
-cut off. Runs are child processes, one after the other and interleaved by seed: what disturbs the
-machine disturbs all recipes alike.
+cut off. Runs are child processes, interleaved by seed: what disturbs the machine disturbs all
+recipes alike. How many go at a time is the machine's setting `jobs`, which `share.py` chooses.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset
 from speedrun.errors import ConfigError, RunError
-from speedrun.science.compare import Entry
+from speedrun.science.children import Child, Children
+from speedrun.science.compare import TIMES, Entry
 from speedrun.train.environment import code_hash
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary
@@ -43,6 +43,16 @@ class Job:
     seed: int
     config: Config
 
+    def with_settings(self, *words: str) -> Job:
+        """With settings of the machine that differ: the same run but for rounding and seconds."""
+        overrides = (*self.overrides, *words)
+        return replace(self, overrides=overrides,
+                       config=_config(self.recipe, self.track, overrides, self.seed))  # fmt: skip
+
+
+def _config(recipe: str, track: str, words: Sequence[str], seed: int) -> Config:
+    return resolve(recipe, track, words, {"train.seed": seed}).config
+
 
 def plan_jobs(
     variants: Mapping[str, tuple[str, Sequence[str]]], track: str, seeds: int
@@ -50,7 +60,7 @@ def plan_jobs(
     """A run of every variant (by label: recipe and overrides) with every seed, seed by seed."""
     return [
         Job(label, recipe, track, tuple(words), seed,
-            resolve(recipe, track, words, {"train.seed": seed}).config)
+            _config(recipe, track, words, seed))
         for seed in range(seeds)
         for label, (recipe, words) in variants.items()
     ]  # fmt: skip
@@ -101,36 +111,68 @@ class RunSet:
         return None if summary is None or summary.stopped_early else summary
 
     def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Entry]:
-        entries = []
-        for number, job in enumerate(jobs, 1):
-            where = f"[{number}/{len(jobs)}] {job.label}, seed {job.seed}"
-            if summary := self.finished(job):
-                say(f"{where}: found finished")
-            else:
-                say(f"{where}: running")
-                summary = self._run(job)
-                say(f"{where}: {_result_text(summary)}")
-            entries.append(self._entry(job, summary))
-        return entries
+        """Make what is missing; entries come in the order of `jobs`, whichever run ends first.
 
-    def _run(self, job: Job) -> Summary:
+        After a failure no run is begun, and those under way come to their end, to be found by the
+        next attempt. A signal ends all of them, each with a checkpoint to go on from.
+        """
+        at_once = max(job.config.machine.jobs for job in jobs)
+        texts = [f"[{i}/{len(jobs)}] {job.label}, seed {job.seed}" for i, job in enumerate(jobs, 1)]
+        found: dict[int, Summary] = {}
+        failures: list[RunError] = []
+
+        def collect(children: Children) -> None:
+            number, child = children.wait()
+            if children.asked:
+                return
+            try:
+                found[number] = summary = self._result(jobs[number], child)
+                say(f"{texts[number]}: {_result_text(summary)}")
+            except RunError as error:
+                failures.append(error)
+                if under_way := len(children.running):
+                    say(f"{texts[number]}: failed; of the others {under_way} under way")
+
+        with Children() as children:
+            for number, job in enumerate(jobs):
+                if summary := self.finished(job):
+                    say(f"{texts[number]}: found finished")
+                    found[number] = summary
+                    continue
+                while len(children.running) >= at_once:
+                    collect(children)
+                if failures or children.asked:
+                    break
+                say(f"{texts[number]}: running")
+                children.start(number, self._words(job))
+            while children.running:
+                collect(children)
+            if children.asked:
+                say("stopped; the same command goes on from the checkpoints")
+                sys.exit(128 + children.asked)
+        if failures:
+            raise failures[0]
+        return [self._entry(job, found[number]) for number, job in enumerate(jobs)]
+
+    def _words(self, job: Job) -> list[str]:
+        """The command line that makes a run or goes on with it."""
         run = self.folder(job)
         if run.config.exists():  # from its newest checkpoint or, without one, from the start
             words = ["train", f"data.dir={toml_text(job.config.data.dir)}", "--resume"]
         else:
             words = ["train", job.recipe, *job.overrides, "--track", job.track,
                      "--seed", str(job.seed)]  # fmt: skip
-        words += ["--run", str(run.path), "--checkpoint-every", CHECKPOINT_EVERY, "--keep", "1",
-                  "--sample-tokens", "0"]  # fmt: skip
-        child = speedrun_in_child(words)
-        summary = self.finished(job)
-        if child.returncode != 0 or summary is None:
-            said = (child.stderr.strip() or child.stdout.strip()).splitlines()
+        return [*words, "--run", str(run.path), "--checkpoint-every", CHECKPOINT_EVERY,
+                "--keep", "1", "--sample-tokens", "0"]  # fmt: skip
+
+    def _result(self, job: Job, child: Child) -> Summary:
+        summary, code = self.finished(job), child.poll()
+        if code != 0 or summary is None:
             raise RunError(
-                f"the run of {job.label} with seed {job.seed} failed with exit code "
-                f"{child.returncode}: {said[-1] if said else 'it said nothing'}"
+                f"the run of {job.label} with seed {job.seed} failed with exit code {code}: "
+                f"{child.last_words()}"
             )
-        self._refuse_edited(job, run)
+        self._refuse_edited(job, self.folder(job))
         return summary
 
     def _refuse_edited(self, job: Job, run: RunFolder) -> None:
@@ -155,17 +197,14 @@ class RunSet:
             "run": str(self.folder(job).path.relative_to(self.root)),
             "steps_to_target": None if tokens is None else tokens // each,
         }
+        if job.config.machine.jobs > 1:
+            own |= dict.fromkeys(TIMES)
         return Entry.model_validate(summary.as_dict() | own)
 
 
 def _identity(config: Config) -> dict[str, Any]:
     """The experiment and the machine's settings. Of the data the fingerprint tells more."""
     return all_values(config, but=("data.dir",))
-
-
-def speedrun_in_child(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "speedrun", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def _result_text(summary: Summary) -> str:

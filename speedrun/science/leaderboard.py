@@ -35,6 +35,7 @@ RULES = {
     "same code": "all runs are made by the same code",
     "same stop": "all runs stop at the same step, chosen before they ran",
     "every seed once": "no two runs share a seed",
+    "own machine": "a run has the machine to itself, for its seconds are compared",
     "significant": "the mean final loss is at or below the target at p < {alpha}",
 }
 
@@ -88,6 +89,8 @@ def check(paths: Sequence[Path], alpha: float) -> Submission:
     for path, other in zip(paths, configs, strict=True):
         for key, value, changed in differences(config, other, but=(SEED,)):
             raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
+        if other.machine.jobs > 1:
+            raise _refuse("own machine", f"{path} was one of {other.machine.jobs} at a time")
     _check_track(config)
     if alpha > LEVEL:
         raise _refuse("significant", f"--alpha {alpha} is weaker", alpha=LEVEL)

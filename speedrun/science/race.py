@@ -13,6 +13,7 @@ from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 from speedrun.science.jobs import RunSet, common_dataset, plan_jobs, refuse_own_keys, this_command
 from speedrun.science.results import Race
+from speedrun.science.share import share_machine
 
 
 def race(
@@ -24,11 +25,15 @@ def race(
     say: Callable[[str], None],
     overrides: Sequence[str] = (),
     budget: int | None = None,
+    jobs_at_once: int | None = None,
 ) -> Race:
-    """Make the runs that are missing and write `out/race.json`; returns what is in it."""
+    """Make the runs that are missing and write `out/race.json`; returns what is in it.
+
+    Without `jobs_at_once` one at a time, since seconds count, or as the race was begun.
+    """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
-    refuse_own_keys(overrides, ("train.seed", "train.stop"))
+    refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
     variants: dict[str, tuple[str, Sequence[str]]] = {}
     for recipe in recipes:
         own = resolve(recipe, track, overrides).config
@@ -48,14 +53,17 @@ def race(
                 "set one for all, for example --set train.target=3.5"
             )
     fingerprint = common_dataset(jobs)
+    runs = RunSet(out, fingerprint)
+    jobs = share_machine(runs, jobs, jobs_at_once, otherwise=1, say=say)
     found = Race(
         track=track,
         target=target,
         seeds=seeds,
+        jobs=jobs[0].config.machine.jobs,
         command=this_command(),
         dataset_fingerprint=fingerprint,
         recipes=tuple(variants),
-        entries=tuple(RunSet(out, fingerprint).run_all(jobs, say)),
+        entries=tuple(runs.run_all(jobs, say)),
     )
     found.write(out / "race.json")
     return found

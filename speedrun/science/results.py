@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from speedrun.errors import ConfigError
 from speedrun.files import write_json
-from speedrun.science.compare import Entry, Row, statistics
+from speedrun.science.compare import METRICS, Entry, Row, comparable, statistics
 from speedrun.train.summary import read_json, validated
 
 
@@ -21,6 +21,7 @@ class Race(BaseModel, frozen=True):
     track: str | None = None
     target: float | None = None
     seeds: int | None = None
+    jobs: int = 1  # runs at a time; of more than one no seconds are kept
     command: str | None = None
     dataset_fingerprint: str | None = None
     recipes: tuple[str, ...] = ()  # in order; ratios are to the first
@@ -31,7 +32,7 @@ class Race(BaseModel, frozen=True):
         return self.recipes or tuple(dict.fromkeys(entry.recipe for entry in self.entries))
 
     def statistics(self) -> dict[str, dict[str, Row]]:
-        return statistics(self.order, self.entries)
+        return statistics(self.order, self.entries, comparable(METRICS, self.jobs))
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ class Ablation(BaseModel, frozen=True):
     track: str | None = None
     seeds: int | None = None
     alpha: float | None = None
+    jobs: int = 1  # runs at a time; of more than one no seconds are compared
     command: str | None = None
     dataset_fingerprint: str | None = None
     settings: dict[str, tuple[str, ...]] = {}  # by switch: the overrides key=value it stands for

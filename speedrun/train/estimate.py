@@ -81,11 +81,12 @@ def sequence_bytes(config: Config, vocab_size: int, itemsize: int = 4) -> int:
 
 
 def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: int = 4) -> int:
-    """How many sequences a forward pass may take in `memory` bytes; at least one.
+    """How many sequences a forward pass may take where there are `memory` bytes; at least one.
 
     It depends on the size of the machine, not on what is free, so that a run repeats exactly.
     """
-    return max(1, int(USABLE * memory) // sequence_bytes(config, vocab_size, itemsize))
+    share = int(USABLE * memory) // config.machine.jobs
+    return max(1, share // sequence_bytes(config, vocab_size, itemsize))
 
 
 def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estimate:

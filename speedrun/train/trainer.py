@@ -53,7 +53,8 @@ class Trainer:
         No rank talks to another here, so that a mistake on one of them can be told to all.
         """
         self.config, self.world, self.progress = config, world, progress or Progress()
-        torch.set_num_threads(config.machine.threads or world.threads)
+        shared = max(1, world.threads // config.machine.jobs)
+        torch.set_num_threads(config.machine.threads or shared)
         # Attention weights and gradients fade into subnormal numbers, which CPUs compute in
         # microcode: after a hundred steps of record 2 they made a step take half as long again.
         # Threads started from here on inherit it.

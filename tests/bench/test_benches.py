@@ -14,6 +14,7 @@ from speedrun.bench.claims import measure_gather, measure_masks, state_bytes
 from speedrun.bench.fused import measure_fused
 from speedrun.bench.loader import measure_loader
 from speedrun.bench.mask import library_mask, measure_mask, same_blocks
+from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
 from speedrun.bench.step import measure_step, nano_trainer, optimizer_share
 from speedrun.bench.timing import Figures, seconds_of
@@ -74,6 +75,16 @@ def test_ranks(tiny_words: tuple[str, ...]) -> None:
     figures = measure_ranks(1, 2, tiny_words)
     assert_figures(figures, "ratio", "tokens_per_second_one_rank", "tokens_per_second_ranks")
     assert figures["ranks"] == 2
+
+
+@pytest.mark.slow
+def test_race(tiny_words: tuple[str, ...]) -> None:
+    words = (*tiny_words, "model.layers=4", "batch.length=512", "batch.tokens=512", "train.steps=2")
+    figures = measure_race(1, ["best"], words, at_once=2)
+    assert_figures(figures, "gain", "gain_best", "gain_of_steps_best", "least_gain_best",
+                   "runs_per_hour_one_best", "runs_per_hour_side_by_side_best")  # fmt: skip
+    one, together = (float(figures[f"runs_per_hour_{way}_best"]) for way in ("one", "side_by_side"))
+    assert figures["gain"] == pytest.approx(together / one)
 
 
 def test_loader() -> None:

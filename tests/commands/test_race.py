@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,23 @@ def test_the_table_of_a_race(capsys: Output) -> None:
     assert rows["unlucky"][1].endswith("1.0 GiB")
 
 
+def test_a_shared_machine_has_no_seconds(tmp_path: Path, capsys: Output) -> None:
+    shared = RACE.model_copy(update={"jobs": 2})
+    command.print_race(shared)
+    text = capsys.readouterr().out
+    assert "2 runs at a time shared the machine" in text
+    assert "training seconds" not in text
+    assert rows_of(text)["slow"][1] == "1,234,567 2.0 MiB"
+    shared.write(tmp_path / "race.json")
+    written = json.loads((tmp_path / "race.json").read_text())
+    assert written["jobs"] == 2
+    assert not any("seconds" in metric for metric in written["statistics"]["slow"])
+    command.print_ablation(ABLATION.model_copy(update={"jobs": 2}))
+    text = capsys.readouterr().out
+    assert "2 runs at a time shared the machine" in text
+    assert "seconds_to_target" not in text
+
+
 def test_the_table_of_an_ablation(capsys: Output) -> None:
     command.print_ablation(ABLATION)
     rows = rows_of(capsys.readouterr().out)
@@ -85,6 +103,7 @@ def test_requests_pass_through_and_a_page_is_written(
 
     def fake(result: Race | Ablation, file: str, **request: Any) -> Race | Ablation:
         request.pop("say")("a run")
+        request["jobs"] = request.pop("jobs_at_once")
         asked[file] = request
         result.write(tmp_path / file)
         return result
@@ -93,12 +112,12 @@ def test_requests_pass_through_and_a_page_is_written(
     monkeypatch.setattr(command, "ablate", lambda **words: fake(ABLATION, "ablation.json", **words))
     race_request: dict[str, Any] = {
         "recipes": ["slow", "fast"], "track": "nano", "seeds": 2, "budget": 9, "out": tmp_path,
-        "overrides": ["a=1"],
+        "overrides": ["a=1"], "jobs": 2,
     }  # fmt: skip
     command.race_command(**race_request)
     ablation_request: dict[str, Any] = {
         "recipe": "modern", "track": "nano", "seeds": 3, "switches": ["b=2"], "out": tmp_path,
-        "alpha": 0.1, "overrides": [],
+        "alpha": 0.1, "overrides": [], "jobs": None,
     }  # fmt: skip
     command.ablate_command(**ablation_request)
     assert asked == {"race.json": race_request, "ablation.json": ablation_request}

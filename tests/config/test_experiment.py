@@ -23,7 +23,7 @@ def config(*overrides: str, recipe: str = "best") -> Config:
 @pytest.mark.parametrize(
     "change",
     ["machine.threads=3", "machine.device=cpu", "machine.precision=fp32", "machine.compile=block",
-     "machine.attention=dense", "machine.microbatch=2", "data.dir=/elsewhere"],
+     "machine.attention=dense", "machine.microbatch=2", "machine.jobs=2", "data.dir=/elsewhere"],
 )  # fmt: skip
 def test_what_it_runs_on_does_not_make_it_another_experiment(change: str) -> None:
     one, other = config(), config(change)

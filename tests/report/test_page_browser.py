@@ -92,6 +92,17 @@ def test_the_axis_switches_by_keyboard(browser: Browser, page: str) -> None:
     assert browser.problems() == []
 
 
+def test_times_of_a_shared_machine_are_no_axis_and_marked(browser: Browser, tmp_path: Path) -> None:
+    runs = [plain_run(tmp_path / f"{i}", made_config(f"machine.jobs={i}")) for i in (1, 2)]
+    table = words(browser, tmp_path / "page.html", build_page(runs), "result")
+    axes = "[...document.querySelectorAll('input[name=axis]')].map(one => one.value)"
+    assert browser.js(axes) == ["tokens", "steps"]
+    lead = browser.js("document.querySelector('#lead').textContent")
+    assert lead.endswith("2 runs at a time shared the machine: times do not compare")
+    assert table.count("20 s, shared") == 1  # the other run had it to itself
+    assert table.count("20 s") == 2
+
+
 def test_curves_switch_and_hide(browser: Browser, page: str) -> None:
     browser.open(page)
     browser.js("document.querySelector('#loss .legend button').click()")

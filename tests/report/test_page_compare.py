@@ -87,6 +87,17 @@ def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
     assert rows["seconds_to_target"][1]["mean"] == 10.0
 
 
+def test_runs_that_shared_the_machine_have_no_times_to_compare(tmp_path: Path) -> None:
+    alone = made_run(tmp_path / "alone", made_config())
+    shared = made_run(tmp_path / "shared", made_config("train.seed=1", "machine.jobs=2"))
+    data = page_data([alone, shared])
+    assert [run["jobs"] for run in data["runs"]] == [1, 2]
+    assert data["race"]["metrics"].keys() == {"tokens_to_target", "steps_to_target"}
+    entry = Entry(recipe="modern", seed=0, tokens_to_target=8192)
+    race = Race(target=4.0, jobs=2, entries=(entry,))
+    assert "seconds_to_target" not in page_data([shared], race)["race"]["metrics"]
+
+
 def test_the_page_and_a_race_file_say_the_same_of_the_same_runs(tmp_path: Path) -> None:
     """By the runs' curves and by the race's entries: ratios paired by seed, and not by order."""
     seeds = {"modern": (0, 1, 2), "fast": (2, 0, 1), "other": (3, 4, 5)}

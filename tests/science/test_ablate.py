@@ -10,23 +10,24 @@ from scipy import stats as scipy_stats
 from speedrun.config.files import names
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
-from speedrun.science import jobs
+from speedrun.science import children
 from speedrun.science.ablate import ablate, changes, effects
 from speedrun.science.compare import Entry
 from speedrun.science.results import read_result
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
-from tests.train.children import speedrun_to_its_end
+from tests.train.children import QuickChild
 
 
 @pytest.mark.slow
 def test_an_ablation_pairs_seeds(
     tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "speedrun_in_child", speedrun_to_its_end)
+    monkeypatch.setattr(children, "Child", QuickChild)
     words = [*TINY, f"data.dir={tiny_dataset}", "optimizer.head.lr=0.03", "train.steps=12"]
     result = ablate(recipe="modern", track="nano", seeds=2, out=tmp_path,
-                    switches=["model.qk_norm=false"], overrides=words, say=print)  # fmt: skip
+                    switches=["model.qk_norm=false"], overrides=words, jobs_at_once=2,
+                    say=print)  # fmt: skip
     (row,) = [effect for effect in result.effects if effect.metric == "val_loss"]
     losses: dict[bool, list[float]] = {True: [], False: []}
     for run in result.runs:
@@ -36,6 +37,8 @@ def test_an_ablation_pairs_seeds(
     assert row.effect == pytest.approx(sum(differences) / 2)
     assert row.p == pytest.approx(scipy_stats.ttest_1samp(differences, 0).pvalue)
     assert row.n == 2
+    assert result.jobs == 2
+    assert {effect.metric for effect in result.effects} == {"val_loss", "tokens_to_target"}
     assert read_result(tmp_path / "ablation.json") == result
 
 

@@ -15,12 +15,12 @@ import pytest
 
 from speedrun.data.build import build_dataset
 from speedrun.errors import ConfigError, RunError
-from speedrun.science import jobs
+from speedrun.science import children
 from speedrun.science.race import race
 from speedrun.science.results import Race, read_result
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
-from tests.train.children import speedrun_to_its_end
+from tests.train.children import QuickChild
 from tests.waiting import PATIENCE, wait_for
 
 FAST = ("optimizer.head.lr=0.03", "train.target=4.9", "validation.every=2", "train.steps=12")
@@ -30,7 +30,7 @@ LONG = ("train.target=1.45", "validation.every=5", "train.steps=120")  # some 70
 @pytest.fixture
 def _quick_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are processes all the same, but forked from one that has torch loaded."""
-    monkeypatch.setattr(jobs, "speedrun_in_child", speedrun_to_its_end)
+    monkeypatch.setattr(children, "Child", QuickChild)
 
 
 quick_starts = pytest.mark.usefixtures("_quick_starts")
@@ -96,11 +96,12 @@ def test_a_race_counts_what_its_runs_logged_and_never_repeats_them(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @quick_starts
-def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path, jobs: int) -> None:
     """Killed in the third of its four runs, after a step and long before the target."""
     settings = [*words(tiny_dataset), *LONG]
     command = [sys.executable, "-m", "speedrun", "race", "modern", "modern-cosine", "--seeds", "2",
-               "--out", str(tmp_path / "race")]  # fmt: skip
+               "--out", str(tmp_path / "race"), "--jobs", str(jobs)]  # fmt: skip
     for word in settings:
         command += ["--set", word]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -121,13 +122,55 @@ def test_a_killed_race_goes_on(tiny_dataset: Path, tmp_path: Path) -> None:
     assert seen.count("running") == 3
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("found finished") == 2
+    assert done.stdout.count("found finished") in ({2} if jobs == 1 else {1, 2})
     cut = read_result(tmp_path / "race/race.json")
     assert isinstance(cut, Race)
     recipes = ["modern", "modern-cosine"]
-    whole = nano_race(recipes=recipes, out=tmp_path / "whole", overrides=settings)
+    whole = nano_race(recipes=recipes, out=tmp_path / "whole", overrides=settings,
+                      jobs_at_once=jobs)  # fmt: skip
     assert strip_times(cut) == strip_times(whole)
     assert (tmp_path / "race/race.html").stat().st_size < 5_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_race_asked_to_stop_leaves_checkpoints_and_goes_on_as_it_was_begun(
+    tiny_dataset: Path, tmp_path: Path
+) -> None:
+    """SIGTERM comes to the race alone, while both of its runs are training."""
+    command = [sys.executable, "-m", "speedrun", "race", "modern", "modern-cosine", "--seeds", "1",
+               "--out", str(tmp_path)]  # fmt: skip
+    for word in (*words(tiny_dataset), *LONG, "train.steps=20000", "train.target=0.01"):
+        command += ["--set", word]
+    child = subprocess.Popen([*command, "--jobs", "2"], stdout=subprocess.PIPE, text=True)
+
+    def runs() -> list[RunFolder]:
+        return [RunFolder(path) for path in sorted((tmp_path / "runs").glob("*"))]
+
+    wait_for(lambda: [bool(run.read_metrics("train")) for run in runs()] == [True, True],
+             "a step of both runs")  # fmt: skip
+    child.send_signal(signal.SIGTERM)
+    said, _ = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert said.endswith("stopped; the same command goes on from the checkpoints\n")
+    steps = []
+    for run in runs():
+        summary = run.read_summary()
+        assert summary is not None
+        assert summary.stopped_early
+        assert run.checkpoint(summary.steps).step == summary.steps > 0
+        steps.append(summary.steps)
+    # The same command without --jobs, to be stopped again: as it was begun, from the checkpoints.
+    again = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def resumed() -> list[int]:
+        return [row["step"] for run in runs() for row in run.read_metrics("resume")]
+
+    wait_for(lambda: len(resumed()) == 2, "both runs to go on")
+    again.send_signal(signal.SIGTERM)
+    said, _ = again.communicate(timeout=PATIENCE)
+    assert said.startswith("runs are made 2 at a time on 1 thread each")
+    assert resumed() == steps
 
 
 def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
@@ -138,7 +181,7 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
     refused("two recipes of the race are called 'modern'", "modern", "modern")
     refused("no target", "modern", words=("train.target=0.0",))
     refused("--seeds 0", "modern", seeds=0)
-    for word in ("train.seed=5", "train.stop=steps"):
+    for word in ("train.seed=5", "train.stop=steps", "machine.jobs=2"):
         refused("is set by the command", "modern", words=(word,))
     assert list(tmp_path.iterdir()) == []
 

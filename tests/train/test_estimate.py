@@ -66,6 +66,11 @@ def test_microbatches_follow_from_memory() -> None:
     assert shared.microbatches * 8 >= small.microbatches
     assert sum(large.parameters.values()) == 275_742_772
     assert sequences_that_fit(config, vocab, 1) == 1
+    at_once = resolve("record-18", "small", [*words, "machine.jobs=8"]).config
+    assert (
+        estimate(at_once, vocab, 1, 24 * GIB).microbatches
+        == estimate(config, vocab, 1, 3 * GIB).microbatches
+    )
 
 
 def test_the_config_decides_if_it_says_so() -> None:

@@ -290,3 +290,16 @@ def test_a_rewind_without_a_checkpoint_gives_up_with_a_report(
         with pytest.raises(RunError, match=r"no checkpoint to go back to.*--checkpoint-every"):
             trainer.rewind(writer, quiet_log(config, events))
     assert [kind for kind, _ in events.seen] == ["gave_up"]
+
+
+@pytest.mark.parametrize(("jobs", "threads"), [(1, 6), (2, 3), (7, 1)])
+def test_runs_that_share_the_machine_share_its_cores(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, jobs: int, threads: int
+) -> None:
+    monkeypatch.setattr("speedrun.train.world.cores", lambda: 6)
+    before = torch.get_num_threads()
+    try:
+        with trainer_of(tiny("machine.threads=0", f"machine.jobs={jobs}")):
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -43,6 +43,7 @@ interface Run {
   steps: number;
   total_steps: number;
   batch_tokens: number;
+  jobs: number;
   val: Clocks & { loss: Values; bits_per_byte: Values };
   train: Clocks & { loss: Values; tokens_per_second: Values; peak_share: Values; stretch: number[] };
   events: RunEvent[];

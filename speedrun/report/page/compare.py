@@ -16,7 +16,7 @@ from speedrun.config.experiment import SEED, differences, experiment, experiment
 from speedrun.config.resolve import parse_override, toml_text
 from speedrun.config.schema import Config
 from speedrun.report.page.run import RunData
-from speedrun.science.compare import TO_TARGET, Entry, Row
+from speedrun.science.compare import TO_TARGET, Entry, Row, comparable
 from speedrun.science.results import Ablation, Race
 
 SHORT_LABEL = 2  # settings named in a label before it becomes a number
@@ -132,13 +132,15 @@ def race_rows(
         entries = [_with_steps(entry, runs) for entry in race.entries]
     if not entries:
         return None
-    race = (race or Race(entries=())).model_copy(update={"entries": tuple(entries)})
+    race = race or Race(entries=(), jobs=max(run.config.machine.jobs for run in runs))
+    race = race.model_copy(update={"entries": tuple(entries)})
     table = race.statistics()
 
     def rows(metric: str) -> list[dict[str, Any]]:
         return [_shown(race, recipe, metric, table[recipe][metric]) for recipe in race.order]
 
-    reached = [m for m in TO_TARGET if any(table[recipe][m].n for recipe in race.order)]
+    measured = comparable(TO_TARGET, race.jobs)
+    reached = [m for m in measured if any(table[recipe][m].n for recipe in race.order)]
     return {
         "target": target,
         "command": race.command,

@@ -50,6 +50,7 @@ def read_run(folder: RunFolder, points: int) -> RunData:
         "steps": summary.steps if summary else logged,
         "total_steps": config.steps,
         "batch_tokens": config.batch.tokens,
+        "jobs": config.machine.jobs,
         "val": _columns(val, ("loss", "bits_per_byte")),
         "train": _thinned(train, points, config.batch.tokens),
         "events": _events(rows),

@@ -46,11 +46,13 @@ let data = JSON.parse(byId("data").textContent ?? "");
 function leadOf() {
   const validated = [...new Set(data.runs.map((run) => run.summary.val_tokens).filter(known))];
   const machine = data.runs.map((run) => run.environment.gpu || run.environment.cpu).find(known);
+  const jobs = Math.max(1, ...data.runs.map((run) => run.jobs));
   return [
     data.groups.length ? `${plural(data.groups.length, "configuration")}, ${plural(data.runs.length, "run")}` : null,
     known(data.target) ? `target ${data.target} nats per token` : null,
     validated.length === 1 ? `validated on ${grouped(validated[0])} tokens` : null,
     machine,
+    jobs > 1 ? `${jobs} runs at a time shared the machine: times do not compare` : null,
   ].filter(known).join(" · ");
 }
 
@@ -95,8 +97,10 @@ function drawAll() {
   byId("nav").replaceChildren(...shown.map(({ id, link }) => el("a", { href: `#${id}` }, link)));
 }
 
+const shared = data.runs.some((run) => run.jobs > 1);
 const axes = /** @type {Record<AxisName, string>} */ (
-  Object.fromEntries(Object.entries(AXES).map(([name, axis]) => [name, axis.label])));
+  Object.fromEntries(Object.entries(AXES).filter(([, axis]) => !(shared && axis.isTime))
+    .map(([name, axis]) => [name, axis.label])));
 byId("nav").after(choice(state, "axis", "Measure by", axes, () => {
   SECTIONS.filter((section) => section.followsAxis).forEach(drawSection);
 }));

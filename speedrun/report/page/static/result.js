@@ -77,7 +77,8 @@ function runTable(data, axis) {
     return hit >= 0 ? axis.format(run.val[axis.column][hit]) : "not reached";
   };
   /** @type {(run: Run, clock: ClockName) => string} */
-  const clock = (run, name) => orDash(lastOf(run.val[name]) ?? lastOf(run.train[name]), duration);
+  const clock = (run, name) => orDash(lastOf(run.val[name]) ?? lastOf(run.train[name]), duration)
+    + (run.jobs > 1 ? ", shared" : "");
   const shown = table(data.runs, [
     textColumn("recipe", (run) => named(run.group, data.groups[run.group].label)),
     numberColumn("seed", (run) => run.seed),
