@@ -127,7 +127,7 @@ class RunSet:
                 return
             try:
                 found[number] = summary = self._result(jobs[number], child)
-                say(f"{texts[number]}: {_result_text(summary)}")
+                say(f"{texts[number]}: {_result_text(summary, at_once)}")
             except RunError as error:
                 failures.append(error)
                 if under_way := len(children.running):
@@ -207,11 +207,12 @@ def _identity(config: Config) -> dict[str, Any]:
     return all_values(config, but=("data.dir",))
 
 
-def _result_text(summary: Summary) -> str:
+def _result_text(summary: Summary, at_once: int) -> str:
     loss = summary.val_loss
     text = "validation not finite" if loss is None else f"validation {loss:.4f}"
     text += f" after {summary.tokens:,} tokens"
     if summary.target:
         reached = "reached" if summary.reached_target else "not reached"
         text += f", target {summary.target} {reached}"
-    return f"{text}, {summary.train_seconds:.1f} s of training"
+    beside = " beside others" if at_once > 1 else ""
+    return f"{text}, {summary.train_seconds:.1f} s of training{beside}"

@@ -151,7 +151,9 @@ def test_runs_at_a_time_are_refilled_and_told_in_order(
         under_way += 1 if line.endswith("running") else -1
         most = max(most, under_way)
     assert (under_way, most) == (0, 2)
-    assert [int(line[1]) for line in said if not line.endswith("running")] == [2, 3, 1, 4]
+    results = [line for line in said if not line.endswith("running")]
+    assert [int(line[1]) for line in results] == [2, 3, 1, 4]
+    assert all(line.endswith("s of training beside others") for line in results)
 
 
 def test_a_run_that_fails_is_told_in_its_own_words_and_takes_no_other_down(
