@@ -10,6 +10,7 @@ from functools import partial
 from importlib import import_module
 
 from speedrun.errors import ConfigError
+from speedrun.terminal.console import print_table
 
 Figures = Mapping[str, float | int | str]
 
@@ -66,7 +67,7 @@ def bench_command(name: str, as_json: bool) -> None:
             print(json.dumps(figures))
             continue
         print(f"bench {chosen}")
-        print_figures(figures)
+        (print_step if chosen == "step" else print_figures)(figures)
 
 
 def print_figures(figures: Figures) -> None:
@@ -74,3 +75,21 @@ def print_figures(figures: Figures) -> None:
     for key, value in figures.items():
         shown = f"{value:,.6g}" if isinstance(value, float) else str(value)
         print(f"  {key:{width}}  {shown}")
+
+
+def print_step(figures: Figures) -> None:
+    """A row for each model, then what concerns all."""
+    from speedrun.bench.step import KINDS, MODELS
+
+    kinds = (*KINDS, "optimizer", "other")
+    rows = []
+    for name in MODELS:
+        share, ms = figures[f"peak_share_{name}"], 1e3 * float(figures[f"step_seconds_{name}"])
+        speed, peak = (figures[f"{key}_{name}"] for key in ("tokens_per_second", "peak_flops"))
+        of_time = [f"{float(figures[f'share_{name}_{kind}']):.0%}" for kind in kinds]
+        rows.append((name.replace("_", "-"), f"{share:.2f}", f"{float(peak) / 1e9:.0f}",
+                     f"{ms:.1f}", f"{speed:,.0f}", *of_time))  # fmt: skip
+    print_table(("model", "of peak", "GFLOP/s", "ms", "tokens/s", *kinds), rows)
+    print(f"\n{figures['threads']} threads; kernels: {figures['compiled']}")
+    print(f"built in {figures['compile_seconds_cold']:.1f} s, "
+          f"loaded again in {figures['compile_seconds_warm']:.2f} s")  # fmt: skip

@@ -21,7 +21,6 @@ from speedrun.model import native
 from speedrun.model.fused import native_for, relu_squared, rms_norm, rotate, softcap
 from speedrun.model.native.operators import differentiate, operator
 
-
 FEWEST = 32  # rows
 
 

@@ -16,10 +16,12 @@ from speedrun.bench.loader import measure_loader
 from speedrun.bench.mask import library_mask, measure_mask, same_blocks
 from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
-from speedrun.bench.step import measure_step, nano_trainer, optimizer_share
+from speedrun.bench.step import Timed, measure_step, nano_trainer, optimizer_share, visible
 from speedrun.bench.timing import Figures, seconds_of
-from speedrun.commands.bench import BENCHES
+from speedrun.commands.bench import BENCHES, print_step
 from speedrun.model import native
+from speedrun.model.plan import AttentionPlan, plan_layer
+from speedrun.train.estimate import flops_per_token
 from tests.conftest import TINY
 
 
@@ -42,11 +44,32 @@ def test_every_bench_of_the_folder_is_a_name_of_the_command() -> None:
     assert modules == set(BENCHES)
 
 
-def test_step(tiny_words: tuple[str, ...]) -> None:
+def test_step(tiny_words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     figures = measure_step(1, tiny_words)
-    assert_figures(figures, "tokens_per_second", "peak_share", "step_seconds", "peak_flops",
+    models = ("best", "record_18", "modern", "small")
+    keys = ("peak_share", "tokens_per_second", "step_seconds", "peak_flops")
+    assert_figures(figures, *(f"{key}_{model}" for key in keys for model in models),
                    "compile_seconds_cold", "compile_seconds_warm", "compiled")  # fmt: skip
-    assert figures["tokens_per_second"] == pytest.approx(256 / float(figures["step_seconds"]))
+    for model in models:
+        speed = 256 / float(figures[f"step_seconds_{model}"])
+        assert figures[f"tokens_per_second_{model}"] == pytest.approx(speed)
+        shares = [float(v) for key, v in figures.items() if key.startswith(f"share_{model}_")]
+        assert sum(shares) == pytest.approx(1, abs=0.02)
+    print_step(figures)
+    assert "record-18" in capsys.readouterr().out
+
+
+def test_flops_of_a_step_are_counted_over_the_keys_it_sees(tiny_words: tuple[str, ...]) -> None:
+    timed = Timed("modern", tiny_words)
+    with timed.trainer.loader:
+        timed.step()
+    trainer = timed.trainer
+    whole = flops_per_token(trainer.config, trainer.model) * trainer.config.batch.tokens
+    assert 0 < timed.flops[0] <= whole, "documents hide some of the keys of a row"
+    documents = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]])
+    assert (
+        visible(AttentionPlan((plan_layer("blocks", documents, None),))) == (1 + 2 + 3 + 1 + 10) / 8
+    )
 
 
 def test_a_timed_step_is_a_step(tiny_words: tuple[str, ...]) -> None:

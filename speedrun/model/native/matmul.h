@@ -169,31 +169,30 @@ void product(int64_t rows, const float* A, int64_t ai, const Packed& B, float* C
 
 // Room for both operands of `sum_products`.
 inline int64_t summing_room(int64_t M, int64_t N) {
-  return SUMMED * ((M + STRIP - 1) / STRIP * STRIP + whole_vectors(N));
+  return SUMMED * N + (M + STRIP - 1) / STRIP * (STRIP * SUMMED + 16);
 }
 
-// C (M x N) = or += A^T B, A (rows x M), B (rows x N): the gradient of a weight, a sum over tokens, in
-// pieces of SUMMED rows. A is rearranged too, into strips as high as a tile.
+// C (M x N) = or += A^T B, A (rows x M), B (rows x N, N of whole vectors): the gradient of a weight, a sum
+// over tokens, in pieces of SUMMED rows. Both are rearranged as they are read, from front to back: B into
+// panels, A into strips as high as a tile, which are a cache line apart lest they compete for its places.
 inline void sum_products(const float* A, int64_t ai, int64_t M, const float* B, int64_t bi, int64_t N,
                          int64_t rows, float* C, bool add, float* room, int threads) {
   constexpr int64_t FEW = 16, HEIGHT = 3 * STRIP;
   for (int64_t begin = 0; begin < rows; begin += SUMMED) {
-    int64_t depth = std::min(SUMMED, rows - begin);
-    Packed right{room, whole_vectors(N), depth};
-    float* strips = room + SUMMED * right.width;
-    int64_t panels = panels_of(N), parts = (depth + FEW - 1) / FEW;
-    share_out(panels + parts, 1, threads, [=](int64_t i) {
-      if (i < panels) return pack_panel(B + begin * bi, bi, 1, right, N, i);
-      int64_t k0 = (i - panels) * FEW, k1 = std::min(depth, k0 + FEW);
-      const float* from = A + begin * ai;
-      for (int64_t m = 0; m < M; m += STRIP) {
-        float* strip = strips + m * depth;
-        if (m + STRIP <= M)
-          for (int64_t k = k0; k < k1; k++)
-            std::memcpy(strip + k * STRIP, from + k * ai + m, 4 * STRIP);
-        else
-          for (int64_t k = k0; k < k1; k++)
-            std::memcpy(strip + k * STRIP, from + k * ai + m, 4 * (M - m));
+    int64_t depth = std::min(SUMMED, rows - begin), pitch = STRIP * depth + 16;
+    Packed right{room, N, depth};
+    float* strips = room + SUMMED * N;
+    share_out((depth + FEW - 1) / FEW, 1, threads, [=](int64_t part) {
+      for (int64_t k = part * FEW; k < std::min(depth, (part + 1) * FEW); k++) {
+        const float *from = B + (begin + k) * bi, *row = A + (begin + k) * ai;
+        each_panel(N, [=](int64_t n, int vectors) {
+          float* to = right.data + n * depth + k * vectors * LANES;
+          for (int v = 0; v < vectors; v++) store(to + v * LANES, load(from + n + v * LANES));
+        });
+        float* to = strips + k * STRIP;
+        int64_t m = 0;
+        for (; m + STRIP <= M; m += STRIP, to += pitch) std::memcpy(to, row + m, 4 * STRIP);
+        if (m < M) std::memcpy(to, row + m, 4 * (M - m));
       }
     });
     bool more = add || begin;
@@ -202,7 +201,7 @@ inline void sum_products(const float* A, int64_t ai, int64_t M, const float* B, 
       each_panel(right.width, [&](int64_t n, int vectors) {
         auto run = [&](const auto& put) {
           for (int64_t m = m0; m < m1; m += STRIP)
-            panel(std::min<int64_t>(STRIP, m1 - m), vectors, depth, strips + m * depth, 1, STRIP,
+            panel(std::min<int64_t>(STRIP, m1 - m), vectors, depth, strips + m / STRIP * pitch, 1, STRIP,
                   right.data + n * depth, vectors * LANES, m * N + n, N, put);
         };
         if (more) run([=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
