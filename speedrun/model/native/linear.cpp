@@ -26,7 +26,7 @@ extern "C" int linear_backward(const float* g, const float* x, const float* W, f
                                 int64_t rows, int64_t I, int64_t O, int threads) {
   Buffer room(I * O), summed(summing_room(O, I));
   Packed right = pack(W, I, 1, I, O, room.data, threads);
-  int64_t chunk = chunk_rows(2 * SUMMED, threads);
+  int64_t chunk = chunk_rows(threads);
   for (int64_t begin = 0; begin < rows; begin += chunk) {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
@@ -67,7 +67,7 @@ extern "C" int mlp_forward(const float* x, const float* up, const float* down, f
 extern "C" int mlp_backward(const float* g, const float* x, const float* r, const float* h,
                              const float* up, const float* down, float* dx, float* dup, float* ddown,
                              int64_t rows, int64_t D, int64_t F, int threads) {
-  int64_t chunk = chunk_rows(2 * SUMMED, threads);
+  int64_t chunk = chunk_rows(threads);
   Buffer room(2 * D * F), summed(std::max(summing_room(D, F), summing_room(F, D))), slopes(chunk * F), normed(chunk * D);
   Packed widens = pack(down, F, 1, F, D, room.data, threads);
   Packed narrows = pack(up, D, 1, D, F, room.data + D * F, threads);
@@ -141,7 +141,7 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
                              float* dWv, int64_t rows, int64_t T, int64_t D, int64_t H, int64_t G,
                              int64_t K, int threads) {
   Angles angles{cos, sin, T, K / 2};
-  int64_t queries = H * K, keys = G * K, chunk = chunk_rows(2 * SUMMED, threads);
+  int64_t queries = H * K, keys = G * K, chunk = chunk_rows(threads);
   Buffer room(D * (queries + 2 * keys)), summed(summing_room(std::max(queries, keys), D));
   Buffer slopes(chunk * (queries + keys)), normed(chunk * D);
   Packed from_q = pack(Wq, D, 1, D, queries, room.data, threads);

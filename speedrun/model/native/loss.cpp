@@ -81,7 +81,7 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
                           float* dx, float* dW, int64_t rows, int64_t D, int64_t V, int threads) {
   for (int64_t i = 0; i < rows; i++)
     if (targets[i] < 0 || targets[i] >= V) return 1;
-  int64_t pitch = whole_vectors(V), chunk = chunk_rows(SUMMED, threads);
+  int64_t pitch = whole_vectors(V), chunk = chunk_rows(threads);
   chunk = std::min(chunk, rows);
   Buffer weights((dx ? 2 : 1) * pitch * D), logits(chunk * pitch), summed(dx ? summing_room(V, D) : 0);
   Packed widens = pack(W, 1, D, V, D, weights.data, threads), narrows{};
