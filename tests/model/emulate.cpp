@@ -5,6 +5,9 @@
 // strides, p an array, n a null. An answer is what the routine returned and the bytes of every t and p, in order.
 #include "attention.cpp"
 #include "fused.cpp"
+#include "linear.cpp"
+#include "loss.cpp"
+#include "matmul.cpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -74,8 +77,18 @@ int main() {
       {"norm_rotate_backward", call(norm_rotate_backward)},
       {"relu_squared_forward", call(relu_squared_forward)},
       {"relu_squared_backward", call(relu_squared_backward)},
-      {"cross_entropy_forward", call(cross_entropy_forward)},
-      {"cross_entropy_backward", call(cross_entropy_backward)},
+      {"blend_forward", call(blend_forward)},
+      {"blend_backward", call(blend_backward)},
+      {"offset_keys_forward", call(offset_keys_forward)},
+      {"offset_keys_backward", call(offset_keys_backward)},
+      {"linear_forward", call(linear_forward)},
+      {"linear_backward", call(linear_backward)},
+      {"add_linear_forward", call(add_linear_forward)},
+      {"qkv_forward", call(qkv_forward)},
+      {"qkv_backward", call(qkv_backward)},
+      {"mlp_forward", call(mlp_forward)},
+      {"mlp_backward", call(mlp_backward)},
+      {"head_loss", call(head_loss)},
       {"attention_forward", call(attention_forward)},
       {"attention_backward", call(attention_backward)},
   };

@@ -1,5 +1,7 @@
 """`attend` compiled and on every backend, and keys offset by a token."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,8 +9,10 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention as flex_module
 
-from speedrun.model.attention import attend, offset_keys
+from speedrun.model.attention import attend, offset_new_keys
 from speedrun.model.backend import Backend
+from speedrun.model.cache import LayerCache
+from speedrun.model.fused import offset_keys
 from speedrun.model.mask import WindowUnit
 from speedrun.model.plan import LayerPlan, plan_layer
 from speedrun.model.rotary import frequencies
@@ -99,13 +103,23 @@ def test_flex_backward_equals_dense(unit: WindowUnit, monkeypatch: pytest.Monkey
 def test_key_offset_takes_the_unrotated_half_from_the_previous_token() -> None:
     starts = torch.zeros(1, 9, dtype=torch.bool)
     starts[0, 0] = starts[0, 5] = True
-    k = torch.randn(1, 2, 9, 16)
-    moved = offset_keys(k, starts, None)
+    k = torch.randn(1, 9, 2, 16)
+    moved = offset_keys(k, starts)
     unrotated = frequencies(16, half=True).repeat(2) == 0
     for t in range(9):
         source = t if starts[0, t] else t - 1
-        assert torch.equal(moved[:, :, t, unrotated], k[:, :, source, unrotated])
-        assert torch.equal(moved[:, :, t, ~unrotated], k[:, :, t, ~unrotated])
+        assert torch.equal(moved[:, t, :, unrotated], k[:, source, :, unrotated])
+        assert torch.equal(moved[:, t, :, ~unrotated], k[:, t, :, ~unrotated])
+
+
+def test_keys_that_follow_a_cache_are_offset_as_all_at_once() -> None:
+    """Cut anywhere: within a document, and where one ends."""
+    starts = torch.zeros(2, 9, dtype=torch.bool)
+    starts[:, 0] = starts[0, 5] = starts[1, 4] = True
+    k = torch.randn(2, 9, 3, 16)
+    cache, cuts = LayerCache(torch.zeros(0), torch.zeros(0)), [0, 3, 4, 5, 9]
+    pieces = [offset_new_keys(k[:, a:b], starts[:, a:b], cache) for a, b in pairwise(cuts)]
+    assert torch.equal(torch.cat(pieces, dim=1), offset_keys(k, starts))
 
 
 def test_one_layer_with_key_offset_can_copy_what_followed() -> None:
@@ -118,7 +132,8 @@ def test_one_layer_with_key_offset_can_copy_what_followed() -> None:
     x = codes[ids][None, None]
     documents = torch.zeros(1, len(ids), dtype=torch.int32)
     plan, found = plan_layer("dense", documents, None), {}
-    for name, k in (("offset", offset_keys(x, plan.starts, None)), ("plain", x)):
+    moved = offset_keys(x.transpose(1, 2), plan.starts).transpose(1, 2)
+    for name, k in (("offset", moved), ("plain", x)):
         seen = attend(x, k, F.one_hot(ids, V).float()[None, None], plan, 1.0)
         guess = seen[0, 0, V + 1 : -1].argmax(-1)  # the first token has none before
         found[name] = (guess == ids[V + 2 :]).float().mean().item()

@@ -20,6 +20,7 @@ from tests.model.documents import documents_of
 from . import builds
 from .reference import assert_attends, assert_close, by_hand, inputs, no_inductor, with_gradients
 from .test_mask import UNITS, documents, pairs, scalar
+from .twins import native_only
 
 
 @pytest.fixture(params=[*builds.HERE_NAMES, "torch"])
@@ -31,15 +32,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     else:
         with builds.used(request.param):
             yield "native"
-
-
-@pytest.fixture
-def _this_machine() -> Iterator[None]:
-    with builds.used("this machine"):
-        yield
-
-
-native_only = pytest.mark.usefixtures("_this_machine")
 
 
 heads = st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 1), (3, 3)])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,62 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from speedrun.model import fused, native
-from speedrun.model.fused import cross_entropy, relu_squared, rms_norm, rotate
+from speedrun.model import fused
+from speedrun.model.fused import blend, offset_keys, relu_squared, rms_norm, rotate
 from speedrun.model.gpt import GPT
 from speedrun.model.rotary import Rotary
 
 from . import builds
-from .builds import NAMES
 from .test_gpt import SWITCH_SETS, causal, ids_of, lively
+from .twins import assert_twins, every_build, native_only, normal, torch_only, with_gradients
 
-
-@pytest.fixture(scope="module", params=NAMES)
-def _each_build(request: pytest.FixtureRequest) -> Iterator[None]:
-    with builds.used(request.param):
-        yield
-
-
-@pytest.fixture
-def _this_machine() -> Iterator[None]:
-    with builds.used("this machine"):
-        yield
-
-
-every_build = pytest.mark.usefixtures("_each_build")
-native_only = pytest.mark.usefixtures("_this_machine")
 RECORD_18 = {
     "x0_mixing": True, "unet_skips": True, "softcap": 15.0, "value_embeddings": "mirrored",
     "value_weights": "pair", "positions": "half-rotary",
 }  # fmt: skip
-
-
-@contextmanager
-def torch_only() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "load", lambda: "the test says so")
-        yield
-
-
-def with_gradients(run: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-    """The value and the gradients of all floating inputs, for a fixed random gradient of out."""
-    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    out = run(*leaves)
-    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
-    return out.detach(), *torch.autograd.grad(out, [x for x in leaves if x.requires_grad], g)
-
-
-def assert_twins(run: Callable[..., Tensor], *inputs: Tensor, floor: float = 0.0) -> None:
-    found = with_gradients(run, *inputs)
-    with torch_only():
-        expected = with_gradients(run, *inputs)
-    for a, b in zip(found, expected, strict=True):
-        size = b.abs().max().item() if b.numel() else 0.0
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * size + floor)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 quick = settings(max_examples=40, deadline=None)
@@ -101,22 +57,24 @@ def test_rms_norm(rows: int, width: int, size: float, eps: float, zero_row: bool
 def test_rotate(
     B: int, H: int, T: int, K: int, half: bool, eps: float | None, start: int, size: float
 ) -> None:
-    rotary = Rotary(K, 64, half)
+    angles = Rotary(K, 64, half).angles(start, T)
     x_BTHK = normal(B, T, H, K) * size
     x_BTHK[:, 0] = 0
-    assert_twins(lambda x: rotary(x.transpose(1, 2), start, eps), x_BTHK)
+    assert_twins(lambda x: rotate(x.transpose(1, 2), *angles, eps), x_BTHK)
     # As a part of a fused projection, and with heads outside tokens.
     wide = normal(B, T, 3 * H * K)
     part = slice(H * K, 2 * H * K)
-    assert_twins(lambda w: rotary(w[..., part].view(B, T, H, K).transpose(1, 2), start, eps), wide)
-    assert_twins(lambda x: rotary(x, start, eps), normal(B, H, T, K))
+    assert_twins(
+        lambda w: rotate(w[..., part].view(B, T, H, K).transpose(1, 2), *angles, eps), wide
+    )
+    assert_twins(lambda x: rotate(x, *angles, eps), normal(B, H, T, K))
 
 
 @native_only
 def test_rotate_leaves_what_attention_reads_in_place() -> None:
     """Tokens outside heads in memory: the rotation costs no change of layout after it."""
-    rotary = Rotary(32, 16, half=False)
-    turned = rotary(normal(2, 16, 3, 32).transpose(1, 2), 0, 1e-6)
+    angles = Rotary(32, 16, half=False).angles(0, 16)
+    turned = rotate(normal(2, 16, 3, 32).transpose(1, 2), *angles, 1e-6)
     assert turned.transpose(1, 2).is_contiguous()
 
 
@@ -137,87 +95,53 @@ def test_relu_squared_of_values_without_a_square() -> None:
 
 @every_build
 @quick
-@given(
-    st.integers(1, 3),
-    st.integers(1, 30),
-    st.integers(1, 700),
-    st.sampled_from([0.0, 5.0, 15.0, 30.0]),
-    st.sampled_from([0.0, 1e-3, 1.0, 20.0, 500.0]),
-)
-def test_cross_entropy(B: int, T: int, V: int, cap: float, size: float) -> None:
-    logits = normal(B, T, V) * size
-    targets = torch.randint(0, V, (B, T), generator=torch.Generator().manual_seed(3))
-    # The gradient at a target is p - 1, which fp32 knows to 1e-7 and no better when p is near 1.
-    assert_twins(lambda x: cross_entropy(x, targets, cap), logits, floor=1e-6)
+@given(st.integers(0, 9000), sizes, st.floats(-2, 2, width=32))
+def test_blend(count: int, size: float, a: float) -> None:
+    weights = torch.tensor(a), torch.tensor(0.3)
+    # A weight's gradient is a sum whose terms cancel: its error goes with theirs.
+    floor = 1e-6 * size * count**0.5
+    assert_twins(blend, normal(count) * size, normal(count, seed=1) * size, *weights, floor=floor)
 
 
 @every_build
-@pytest.mark.parametrize("cap", [0.0, 15.0, 16.0])
-@pytest.mark.parametrize(("V", "size"), [(257, 1e-3), (2048, 4.0), (2048, 60.0), (50_304, 4.0)])
-def test_cross_entropy_is_as_exact_as_torch(V: int, size: float, cap: float) -> None:
-    """Both in fp32 against float64: the native pass may not err by more than twice as much.
-
-    In the logsumexp and the gradient of every row, and in the mean of the logsumexps, where errors
-    that all go one way show. The loss is one number: it may be off by one rounding.
-    """
-    logits, targets = size * normal(96, V), torch.arange(96) % V
-    loss, rows = fused._cross_entropy(logits, targets, cap)
-    dlogits = fused._cross_entropy_backward(torch.ones(()), logits, targets, rows, cap)
-    lse = rows[:, 0].double() + rows[:, 1].double().log()
-
-    def in_torch(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = x.requires_grad_()
-        z = fused.softcap(x, cap)
-        value = torch.nn.functional.cross_entropy(z, targets)
-        return value.detach(), z.logsumexp(1).detach(), torch.autograd.grad(value, x)[0]
-
-    exact_loss, exact_lse, exact_gradient = in_torch(logits.double())
-    _, torch_lse, torch_gradient = in_torch(logits.clone())
-    for ours, theirs, exact in (
-        (lse, torch_lse, exact_lse),
-        (lse.double().mean(), torch_lse.double().mean(), exact_lse.mean()),
-        (dlogits, torch_gradient, exact_gradient),
-    ):
-        unit = torch.finfo(torch.float32).eps * exact.abs().max().item()
-        mine, other = ((x.double() - exact).abs().max().item() for x in (ours, theirs))
-        assert mine <= 2 * max(other, unit / 4), (mine, other, unit)
-    assert abs(loss.item() - exact_loss.item()) <= torch.finfo(torch.float32).eps * exact_loss
+@quick
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 40),
+    st.sampled_from([4, 16, 20, 64, 80, 128]),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+def test_offset_keys(B: int, G: int, T: int, K: int, share: float) -> None:
+    starts = torch.rand(B, T, generator=torch.Generator().manual_seed(2)) < share
+    assert_twins(lambda k: offset_keys(k, starts), normal(B, T, G, K))
 
 
 @every_build
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("cap", [0.0, 15.0])
-def test_what_is_not_finite_ends_as_in_torch(bad: float, cap: float) -> None:
-    logits, targets = normal(1, 3, 50), torch.tensor([[1, 2, 3]])
-    logits[0, 1, 7] = bad
-    x = normal(4, 40)
+def test_what_is_not_finite_ends_as_in_torch(bad: float) -> None:
+    x, y = normal(4, 40), normal(4, 40, seed=1)
     x[2, 5] = bad
-    found = cross_entropy(logits, targets, cap), rms_norm(x, 1e-6)
+    weights = torch.tensor(0.5), torch.tensor(0.0)
+    starts = torch.tensor([[True, False, False, True]])
+
+    def ends() -> list[Tensor]:
+        keys = offset_keys(x.view(1, 4, 2, 20), starts)
+        return [rms_norm(x, 1e-6), blend(x, y, *weights), blend(y, x, *weights), keys]
+
+    found = ends()
     with torch_only():
-        expected = cross_entropy(logits, targets, cap), rms_norm(x, 1e-6)
+        expected = ends()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, equal_nan=True)
-
-
-@every_build
-def test_targets_outside_the_vocabulary_are_refused() -> None:
-    for target in (-1, 50):
-        with pytest.raises(AssertionError, match="an id of the vocabulary"):
-            cross_entropy(normal(1, 1, 50), torch.tensor([[target]]), 0.0)
-
-
-@native_only
-def test_targets_in_another_type_are_refused() -> None:
-    """Read as they are, they would be other targets."""
-    with pytest.raises(AssertionError, match="targets in int64"):
-        cross_entropy(normal(1, 3, 50), torch.tensor([[1, 2, 3]], dtype=torch.int32), 0.0)
 
 
 RUNS: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
     (lambda x: rms_norm(x, 1e-6), [normal(300, 101)]),
     (lambda x: rotate(x, normal(300, 16), normal(300, 16), 1e-6), [normal(1, 3, 300, 32)]),
     (relu_squared, [normal(50_001)]),
-    (lambda x: cross_entropy(x, torch.arange(200)[None], 15.0), [normal(1, 200, 501)]),
+    (blend, [normal(50_001), normal(50_001, seed=1), torch.tensor(0.7), torch.tensor(0.3)]),
+    (lambda x: offset_keys(x, torch.arange(300)[None] % 7 == 0), [normal(1, 300, 3, 32)]),
 ]
 
 
@@ -234,14 +158,15 @@ def test_ops_are_sound() -> None:
     """torch's own checks: schemas, fake tensors, autograd registration, traced gradients."""
     x = normal(2, 5, 3, 16).requires_grad_()
     cos, sin = normal(5, 8), normal(5, 8)
-    logits, targets = normal(7, 11).requires_grad_(), torch.arange(7)
+    weight, starts = torch.tensor(0.3).requires_grad_(), normal(2, 5).sign().relu()
     checks: list[tuple[Any, tuple[object, ...]]] = [
         (fused._norm_rotate, (x, cos, sin, 1e-6)),
         (fused._norm_rotate, (x, cos, sin, None)),
         (fused._norm_rotate, (x, None, None, 1e-6)),
         (fused._norm_rotate, (x.transpose(1, 2), None, None, 1e-6)),
         (fused._relu_squared, (x,)),
-        (fused._cross_entropy, (logits, targets, 15.0)),
+        (fused._blend, (x, x.detach(), weight, weight)),
+        (fused._offset_keys, (x, starts)),
     ]
     for op, arguments in checks:
         torch.library.opcheck(op, arguments)

@@ -36,8 +36,8 @@ def test_softcap_bounds_and_slope() -> None:
 
 
 def test_the_mode_of_the_model_chooses_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    def doubled(loss: Loss, scores: Tensor, targets: Tensor) -> Tensor:
-        return 2 * loss.validation_loss(scores, targets)
+    def doubled(loss: Loss, x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        return 2 * loss.validation_loss(x, head, targets)
 
     monkeypatch.setattr(Loss, "training_loss", doubled)
     model = lively()

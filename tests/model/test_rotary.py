@@ -5,12 +5,13 @@ import math
 import pytest
 import torch
 
+from speedrun.model.fused import rotate
 from speedrun.model.rotary import Rotary, frequencies
 
 
 def test_half_rotary_rotates_half_the_coordinates_at_the_stated_angles() -> None:
     rotary, x = Rotary(128, 300, half=True), torch.randn(1, 2, 300, 128)
-    y = rotary(x)
+    y = rotate(x, *rotary.angles(0, 300), None)
     unrotated = [*range(32, 64), *range(96, 128)]
     assert torch.equal(y[..., unrotated], x[..., unrotated])
     for t, j in ((1, 0), (7, 5), (299, 31)):
@@ -26,7 +27,7 @@ def test_rotary_angles_and_norms() -> None:
     assert f[0] == 1.0
     assert f[5].item() == pytest.approx(10000 ** (-10 / 64), rel=1e-6)
     rotary, x = Rotary(64, 50, half=False), torch.randn(1, 1, 50, 64)
-    torch.testing.assert_close(rotary(x).norm(dim=-1), x.norm(dim=-1))
-    late = torch.randn(1, 1, 3, 64)
-    padded = torch.cat([torch.zeros(1, 1, 20, 64), late], dim=2)
-    torch.testing.assert_close(rotary(late, start=20), rotary(padded)[:, :, 20:])
+    turned = rotate(x, *rotary.angles(0, 50), None)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    late = rotate(x[:, :, 20:23], *rotary.angles(20, 3), None)
+    torch.testing.assert_close(late, turned[:, :, 20:23])
