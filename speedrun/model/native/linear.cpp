@@ -68,7 +68,8 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
                              const float* up, const float* down, float* dx, float* dup, float* ddown,
                              int64_t rows, int64_t D, int64_t F, int threads) {
   int64_t chunk = chunk_rows(threads);
-  Buffer room(2 * D * F), summed(std::max(summing_room(D, F), summing_room(F, D))), slopes(chunk * F), normed(chunk * D);
+  Buffer room(2 * D * F), summed(std::max(summing_room(D, F), summing_room(F, D)));
+  Buffer slopes(chunk * F), normed(chunk * D);
   Packed widens = pack(down, F, 1, F, D, room.data, threads);
   Packed narrows = pack(up, D, 1, D, F, room.data + D * F, threads);
   for (int64_t begin = 0; begin < rows; begin += chunk) {

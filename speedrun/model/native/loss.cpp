@@ -91,7 +91,7 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       int64_t end = std::min(rows, begin + chunk);
       each_block(begin, end, ROWS, threads, [&](int64_t row, int64_t count) {
-        float *z = logits.data + (row - begin) * pitch, *to = dx + row * D;
+        float *z = logits.data + (row - begin) * pitch, *to = dx ? dx + row * D : nullptr;
         product(count, x + row * D, D, widens, z, pitch,
                 [=](int64_t at, vec sum) { store(z + at, sum); });
         for (int64_t i = 0; i < count; i++) {

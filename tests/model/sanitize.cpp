@@ -1,0 +1,167 @@
+// Every routine on shapes drawn at random, for a build with the compiler's sanitizers. All arrays have
+// exactly the size that is needed, and what a routine has to write is NaN before: whatever it reads
+// or writes beside an array is reported, and whatever it leaves out is seen afterwards.
+//
+// The arguments are the number of draws and the seed.
+#include "attention.cpp"
+#include "fused.cpp"
+#include "linear.cpp"
+#include "loss.cpp"
+#include "matmul.cpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+
+namespace {
+
+std::mt19937 random_bits;
+
+int64_t draw(int64_t least, int64_t most) {
+  return std::uniform_int_distribution<int64_t>(least, most)(random_bits);
+}
+
+// Not a std::vector, whose spare capacity nobody watches.
+struct Array {
+  int64_t size;
+  std::unique_ptr<float[]> data;
+  operator float*() { return data.get(); }
+};
+
+Array filled(int64_t size) {
+  Array made{size, std::make_unique<float[]>(size)};
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < size; i++) made[i] = normal(random_bits);
+  return made;
+}
+
+Array unwritten(int64_t size) {
+  Array made{size, std::make_unique<float[]>(size)};
+  std::fill_n(made.data.get(), size, NAN);
+  return made;
+}
+
+template <typename... Arrays>
+void written(const char* routine, Arrays&... arrays) {
+  bool whole = true;
+  auto look = [&](Array& x) {
+    for (int64_t i = 0; i < x.size; i++) whole &= x[i] == x[i];
+  };
+  (look(arrays), ...);
+  if (whole) return;
+  std::fprintf(stderr, "%s left a NaN where a result belongs\n", routine);
+  std::exit(1);
+}
+
+void linear(int64_t rows, int threads) {
+  int64_t I = 16 * draw(1, 14), O = 16 * draw(1, 14);
+  Array x = filled(rows * I), W = filled(O * I), g = filled(rows * O), y = unwritten(rows * O),
+        z = unwritten(rows * O), dx = unwritten(rows * I), dW = unwritten(O * I);
+  linear_forward(x, W, y, rows, I, O, threads);
+  add_linear_forward(y, x, W, .5f, z, rows, I, O, threads);
+  linear_backward(g, x, W, dx, dW, rows, I, O, threads);
+  written("linear", y, z, dx, dW);
+}
+
+void mlp(int64_t rows, int threads) {
+  int64_t D = 16 * draw(1, 6), F = 16 * draw(1, 14);
+  Array x = filled(rows * D), up = filled(F * D), down = filled(D * F), g = filled(rows * D),
+        r = unwritten(rows), h = unwritten(rows * F), y = unwritten(rows * D), dx = unwritten(rows * D),
+        dup = unwritten(F * D), ddown = unwritten(D * F);
+  mlp_forward(x, up, down, 1e-6f, r, h, y, rows, D, F, threads);
+  mlp_backward(g, x, r, h, up, down, dx, dup, ddown, rows, D, F, threads);
+  written("mlp", r, h, y, dx, dup, ddown);
+}
+
+void qkv(int64_t rows, int threads) {
+  int64_t D = 16 * draw(1, 6), K = 16 * draw(1, 5), G = draw(1, 3), H = G * draw(1, 3);
+  bool normed = draw(0, 1), rotated = draw(0, 1);
+  int64_t T = rows % 3 ? rows : rows / 3;
+  Array x = filled(rows * D), Wq = filled(H * K * D), Wk = filled(G * K * D), Wv = filled(G * K * D),
+        cos = filled(rotated * T * K / 2), sin = filled(rotated * T * K / 2), r = unwritten(rows),
+        q = unwritten(rows * H * K), k = unwritten(rows * G * K), v = unwritten(rows * G * K),
+        rq = unwritten(normed * rows * H), rk = unwritten(normed * rows * G), dx = unwritten(rows * D),
+        dWq = unwritten(H * K * D), dWk = unwritten(G * K * D), dWv = unwritten(G * K * D);
+  float *c = rotated ? cos : nullptr, *s = rotated ? sin : nullptr;
+  float *iq = normed ? rq : nullptr, *ik = normed ? rk : nullptr;
+  qkv_forward(x, Wq, Wk, Wv, c, s, 1e-6f, r, q, k, v, iq, ik, rows, T, D, H, G, K, threads);
+  Array dq = filled(rows * H * K), dk = filled(rows * G * K), dv = filled(rows * G * K);
+  qkv_backward(dq, dk, dv, q, k, iq, ik, x, r, Wq, Wk, Wv, c, s, dx, dWq, dWk, dWv, rows, T, D, H, G, K,
+               threads);
+  written("qkv", r, q, k, v, rq, rk, dx, dWq, dWk, dWv);
+}
+
+void head(int64_t rows, int threads) {
+  int64_t D = 16 * draw(1, 6), V = draw(1, 300);
+  Array x = filled(rows * D), W = filled(V * D), loss = unwritten(1), dx = unwritten(rows * D),
+        dW = unwritten(V * D);
+  auto targets = std::make_unique<int64_t[]>(rows);
+  for (int64_t i = 0; i < rows; i++) targets[i] = draw(0, V - 1);
+  float cap = 15.f * draw(0, 1);
+  head_loss(x, W, targets.get(), cap, loss, nullptr, nullptr, rows, D, V, threads);
+  written("head_loss without gradients", loss);
+  head_loss(x, W, targets.get(), cap, loss, dx, dW, rows, D, V, threads);
+  written("head_loss", loss, dx, dW);
+  targets[rows - 1] = V;
+  if (!head_loss(x, W, targets.get(), cap, loss, dx, dW, rows, D, V, threads)) std::abort();
+}
+
+void elementwise(int64_t rows, int threads) {
+  int64_t H = draw(1, 3), K = 4 * draw(1, 40), size = rows * H * K, T = rows % 2 ? rows : rows / 2;
+  bool normed = draw(0, 1), rotated = draw(0, 1);
+  Array x = filled(size), g = filled(size), y = unwritten(size), dx = unwritten(size), dy = unwritten(size),
+        r = unwritten(normed * rows * H), cos = filled(rotated * T * K / 2),
+        sin = filled(rotated * T * K / 2);
+  float *c = rotated ? cos : nullptr, *s = rotated ? sin : nullptr, *inverse = normed ? r : nullptr;
+  norm_rotate_forward(x, c, s, 1e-6f, y, inverse, rows, T, H, K, threads);
+  norm_rotate_backward(g, y, inverse, c, s, dx, rows, T, H, K, threads);
+  written("norm_rotate", y, dx, r);
+  y = unwritten(size), dx = unwritten(size);
+  Array starts = filled(rows);
+  for (int64_t t = 0; t < rows; t++) starts[t] = starts[t] > 1;
+  offset_keys_forward(x, starts, y, rows, T, H, K, threads);
+  offset_keys_backward(g, starts, dx, rows, T, H, K, threads);
+  written("offset_keys", y, dx);
+  y = unwritten(size), dx = unwritten(size);
+  relu_squared_forward(x, y, size, threads);
+  relu_squared_backward(g, y, dx, size, threads);
+  written("relu_squared", y, dx);
+  Array a = filled(1), b = filled(1), da = unwritten(1), db = unwritten(1), z = unwritten(size);
+  dx = unwritten(size);
+  blend_forward(x, y, a, b, z, size, threads);
+  blend_backward(g, x, y, a, b, dx, dy, da, db, size, threads);
+  written("blend", z, dx, dy, da, db);
+}
+
+void attention(int64_t T, int threads) {
+  int64_t B = draw(1, 2), KV = draw(1, 2), H = KV * draw(1, 2), K = 16 * draw(1, 5);
+  int64_t queries = B * H * T * K, keys = B * KV * T * K;
+  Shape shape{B, H, KV, T, K};
+  auto first = std::make_unique<int32_t[]>(B * T);
+  for (int64_t i = 0; i < B * T; i++)
+    first[i] = i % T == 0 ? 0 : draw(0, 40) ? first[i - 1] : i % T;
+  Array q = filled(queries), k = filled(keys), v = filled(keys), dout = filled(queries),
+        out = unwritten(queries), lse = unwritten(B * H * T), dq = unwritten(queries),
+        dk = unwritten(keys), dv = unwritten(keys);
+  auto wide = [&](Array& x, int64_t heads) { return Tensor{x, T * heads * K, K, heads * K}; };
+  Tensor q_ = wide(q, H), k_ = wide(k, KV), v_ = wide(v, KV), out_ = wide(out, H), dout_ = wide(dout, H),
+         dq_ = wide(dq, H), dk_ = wide(dk, KV), dv_ = wide(dv, KV);
+  attention_forward(&shape, &q_, &k_, &v_, first.get(), .2f, &out_, lse, threads);
+  attention_backward(&shape, &q_, &k_, &v_, first.get(), .2f, &out_, lse, &dout_, &dq_, &dk_, &dv_,
+                     threads);
+  written("attention", out, lse, dq, dk, dv);
+}
+
+}  // namespace
+
+int main(int, char** words) {
+  int draws = std::atoi(words[1]);
+  random_bits.seed(std::atoi(words[2]));
+  const int64_t edges[] = {1, 2, 31, 32, 95, 96, 97, 383, 384, 385, 768, 769};
+  for (int i = 0; i < draws; i++)
+    for (auto routine : {linear, mlp, qkv, head, elementwise, attention}) {
+      int64_t rows = i % 2 ? edges[draw(0, 11)] : draw(1, 500);
+      routine(rows, draw(1, 3));
+    }
+}
