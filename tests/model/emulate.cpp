@@ -8,6 +8,7 @@
 #include "linear.cpp"
 #include "loss.cpp"
 #include "matmul.cpp"
+#include "orthogonalize.cpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -89,6 +90,7 @@ int main() {
       {"mlp_forward", call(mlp_forward)},
       {"mlp_backward", call(mlp_backward)},
       {"head_loss", call(head_loss)},
+      {"orthogonalize", call(orthogonalize)},
       {"attention_forward", call(attention_forward)},
       {"attention_backward", call(attention_backward)},
   };

@@ -8,6 +8,7 @@
 #include "linear.cpp"
 #include "loss.cpp"
 #include "matmul.cpp"
+#include "orthogonalize.cpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -153,6 +154,14 @@ void attention(int64_t T, int threads) {
   written("attention", out, lse, dq, dk, dv);
 }
 
+void muon(int64_t, int threads) {
+  int64_t N = draw(1, 3), m = 16 * draw(1, 8), n = m + 16 * draw(0, 8);
+  Array G = filled(N * m * n), out = unwritten(N * m * n), triples = filled(15);
+  for (int64_t i = 0; i < triples.size; i++) triples[i] *= .1f;
+  orthogonalize(G, out, triples, draw(1, 5), 1.1f, 1e-7f, draw(0, 1), N, m, n, threads);
+  written("orthogonalize", out);
+}
+
 }  // namespace
 
 int main(int, char** words) {
@@ -160,7 +169,7 @@ int main(int, char** words) {
   random_bits.seed(std::atoi(words[2]));
   const int64_t edges[] = {1, 2, 31, 32, 95, 96, 97, 383, 384, 385, 768, 769};
   for (int i = 0; i < draws; i++)
-    for (auto routine : {linear, mlp, qkv, head, elementwise, attention}) {
+    for (auto routine : {linear, mlp, qkv, head, elementwise, attention, muon}) {
       int64_t rows = i % 2 ? edges[draw(0, 11)] : draw(1, 500);
       routine(rows, draw(1, 3));
     }

@@ -41,6 +41,7 @@ ROUTINES = (
     ("mlp_backward",),
     ("sum_products",),
     ("row_loss", "head_loss"),
+    ("lower_product", "orthogonalize"),
     ("forward_tile", "attention_forward"),
     ("backward_tile", "attention_backward"),
 )
