@@ -119,7 +119,10 @@ def matmul_flops(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> float:
-    """Best rate of a square matmul on the current threads or device, in FLOP/s."""
+    """Best rate of a square matmul on the current threads or device, in FLOP/s.
+
+    The first one also pays for fresh memory, so that it is not the best.
+    """
     import torch
 
     gpu = device is not None and device.type == "cuda"
@@ -131,8 +134,7 @@ def matmul_flops(
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
-    out = a @ b
+    a, b, out = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(3))
     best = float("inf")
     for _ in range(repeats):
         begun = now()

@@ -111,22 +111,26 @@ def open_data(
     return TrainingData(dataset, tokenizer, sizes, loader, validation, microbatches, tuple(notes))
 
 
+def choose_compile(requested: str, device: torch.device) -> tuple[str, str]:
+    """What torch.compile is given: none, block or model; and why."""
+    if requested != "auto":
+        return requested, ", as asked"
+    if device.type == "cuda":
+        return "model", ""
+    return "none", ": on a CPU our own kernels do it without the wait"
+
+
 def build_model(
-    config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device
-) -> tuple[GPT, str]:
-    """The model with the initial weights of the run's seed, compiled or not, and why."""
+    config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device, chosen: str
+) -> GPT:
+    """The model with the initial weights of the run's seed, compiled as `choose_compile` says."""
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, vocab_size, config.batch.length)
     model.set_precision(dtype).to(device)
-    chosen, why = config.machine.compile, ", as asked"
-    if chosen == "auto" and device.type == "cuda":
-        chosen, why = "model", ""
-    elif chosen == "auto":
-        chosen, why = "none", ": on a CPU our own kernels do it without the wait"
     if chosen == "model":
         model.compile(fullgraph=True, dynamic=False)
     elif chosen == "block":
         # Blocks of one form share a graph: their weights are inputs of it.
         for block in model.blocks:
             block.compile(fullgraph=True, dynamic=False)
-    return model, chosen + why
+    return model

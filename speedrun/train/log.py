@@ -2,6 +2,9 @@
 
 `Log` turns the loop's facts into rows of metrics once, on rank 0; sinks store them and a `Display`
 draws them. Events that need a person's attention are also said as a sentence.
+
+Shares of peak are those of a stretch of steps against the peak measured beside it, off the clock:
+on a machine whose speed changes by the minute, a peak measured once would say nothing of the rest.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ SENTENCES = {
 DATA_BOUND = 0.05  # share of training time spent waiting for data that is worth a word
 DIVERGING = 1.0  # nats above the best of the last losses
 MEMORY_LOW = 0.05  # share of memory still free
+PEAK_PAUSE = 50  # times the work that fits in measuring a peak, before it is measured again
 
 
 class Sink(Protocol):
@@ -43,6 +47,14 @@ class Display:
 
 
 @dataclass(frozen=True)
+class Peak:
+    """What all ranks could do together at some moment of a run, and the seconds it took to see."""
+
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class StepView:
     """One step as people see it."""
 
@@ -53,7 +65,7 @@ class StepView:
     seconds: float
     ms: float
     tokens_per_second: float
-    peak_share: float | None
+    peak_share: float | None  # of the steps since the last peak was measured
     wait_share: float
     eta: float
     val_loss: float | None
@@ -71,11 +83,12 @@ class Log:
         *,
         start_seconds: float = 0.0,  # of training before this process
         flops_per_token: int,
-        peak_flops: float | None,
         device: torch.device,
     ) -> None:
         self._config, self._sinks, self._display = config, sinks, display
-        self._flops, self._peak, self._device = flops_per_token, peak_flops, device
+        self._flops_per_step, self._device = flops_per_token * config.batch.tokens, device
+        self._peak: Peak | None = None  # as last measured, when the present stretch began
+        self._stretch_from, self._stretch_steps = start_seconds, 0
         self._failing: set[Sink] = set()  # sinks that could not write when last tried
         self._first_seconds = self._last_seconds = start_seconds
         self._steps = 0
@@ -98,6 +111,7 @@ class Log:
         ms = 1000 * (progress.seconds - self._last_seconds)
         rate = outcome.settings.learning_rate_multiplier
         self._last_seconds, self._steps = progress.seconds, self._steps + 1
+        self._stretch_steps += 1
         self._loss, self._rate, self._ms, self._wait = outcome.loss, rate, ms, wait
         view = self._view(progress)
         self.event(
@@ -126,6 +140,39 @@ class Log:
         )
         self._display.validation(self._view(progress))
 
+    def peak(self, progress: Progress, measured: Peak) -> None:
+        """A peak ends one stretch of steps and begins the next; each counts with both of its ends.
+
+        The first stretch began without one: a first step need not wait for a measurement.
+        """
+        seconds, done = self._stretch(progress)
+        ends = [peak.flops for peak in (self._peak, measured) if peak]
+        progress.count_peak(done, seconds * sum(ends) / len(ends), measured.seconds)
+        share = done / seconds * len(ends) / sum(ends) if seconds else None
+        self.event(
+            "peak",
+            **self._where(progress),
+            peak_flops=measured.flops,
+            peak_share=share,
+            peak_seconds=round(measured.seconds, 6),
+        )
+        self._peak = measured
+        self._stretch_from, self._stretch_steps = progress.seconds, 0
+
+    @property
+    def peak_due(self) -> bool:
+        """Whether enough was trained since the last peak for another to cost next to nothing.
+
+        It follows from numbers that all ranks share.
+        """
+        done = self._stretch_steps * self._flops_per_step
+        return self._peak is None or done >= PEAK_PAUSE * self._peak.flops * self._peak.seconds
+
+    def _stretch(self, progress: Progress) -> tuple[float, int]:
+        """Seconds and FLOPs of the steps since the last peak was measured."""
+        seconds = progress.seconds - self._stretch_from
+        return seconds, self._stretch_steps * self._flops_per_step
+
     def _where(self, progress: Progress) -> Mapping[str, Any]:
         return {
             "step": progress.step,
@@ -139,6 +186,7 @@ class Log:
         each = seconds / self._steps if self._steps else 0.0
         speed = self._config.batch.tokens / each if each else 0.0
         wait_share = self._wait / seconds if seconds else 0.0
+        stretch, done = self._stretch(progress)
         return StepView(
             step=progress.step,
             total=self._config.steps,
@@ -147,7 +195,7 @@ class Log:
             seconds=progress.seconds,
             ms=self._ms,
             tokens_per_second=speed,
-            peak_share=speed * self._flops / self._peak if self._peak else None,
+            peak_share=done / stretch / self._peak.flops if self._peak and stretch > 0 else None,
             wait_share=wait_share,
             eta=each * (self._config.steps - progress.step),
             val_loss=progress.val_loss,

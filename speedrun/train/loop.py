@@ -18,22 +18,30 @@ def train(trainer: Trainer, log: Log, checkpoints: CheckpointWriter, controls: C
     """Train to the end (0) or to a stop that was asked for (its exit code)."""
     progress = trainer.progress
     clock = Clock(trainer.world.device, progress.seconds)
-    if progress.val_step < 0:
-        log.validation(progress, trainer.validate())
+    # The validation of step 0 waits until the first step is done, and so needs its weights.
+    weights = trainer.copy_weights() if progress.val_step < 0 else None
 
     def asked() -> Pending:
         pending = controls.pending()
         return pending._replace(save=pending.save or checkpoints.due(progress.step + 1))
 
-    clock.start()  # kernels were built, code compiled and memory allocated before
+    clock.start()  # kernels were built and code compiled before
     while not trainer.finished:
         # On the clock: the step. Its line of log counts with the next one.
         outcome = trainer.step(asked)
         progress.seconds = clock.seconds
         log.step(progress, outcome, trainer.loader.wait_seconds)
 
-        # Off the clock: validation, a rewind, the copy of a checkpoint; writing it overlaps steps.
+        # Off the clock: the machine's peak, validation, a rewind, the copy of a checkpoint; writing
+        # it overlaps steps.
         with clock.paused():
+            last = trainer.finished or outcome.exit_code is not None
+            if weights or last or (trainer.validation_due and log.peak_due):
+                log.peak(progress, trainer.measure_peak())
+            if weights:
+                with trainer.at_start(weights):
+                    log.validation(progress, trainer.validate())
+                weights = None
             if trainer.validation_due:
                 log.validation(progress, trainer.validate())
             if outcome.must_rewind:

@@ -29,6 +29,9 @@ class Progress:
     recent: list[float] = field(default_factory=list)  # finite losses that spikes are measured by
     nonfinite: int = 0  # steps in a row without an update
     rewinds: int = 0
+    flops_done: float = 0.0  # of the steps beside which the peak was measured
+    flops_possible: float = 0.0  # what the peak would have done in their seconds
+    peak_seconds: float = 0.0  # spent on measuring, off the clock
 
     def count_step(self, agreed: Agreement) -> float | None:
         """Take a step into account; the z-score of its loss if that is a spike."""
@@ -48,9 +51,21 @@ class Progress:
             self.tokens_to_target = self.step * config.batch.tokens
             self.seconds_to_target, self.wall_seconds_to_target = self.seconds, self.wall
 
+    def count_peak(self, done: float, possible: float, seconds: float) -> None:
+        """A stretch of steps, what it could have done at the peak, and what measuring that cost."""
+        self.flops_done += done
+        self.flops_possible += possible
+        self.peak_seconds += seconds
+
+    @property
+    def peak_share(self) -> float | None:
+        """Of all steps beside which the peak was measured."""
+        return self.flops_done / self.flops_possible if self.flops_possible else None
+
     def go_back(self, saved: dict[str, Any]) -> None:
         """Be as a checkpoint saved it, but for the data, the clocks and the count of rewinds."""
-        kept = {"batch", "seconds", "earlier_wall", "rewinds", "nonfinite"}
+        kept = {"batch", "seconds", "earlier_wall", "rewinds", "nonfinite",
+                "flops_done", "flops_possible", "peak_seconds"}  # fmt: skip
         for key in saved.keys() - kept:
             setattr(self, key, saved[key])
         self.nonfinite, self.rewinds = 0, self.rewinds + 1

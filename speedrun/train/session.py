@@ -9,7 +9,7 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
-from speedrun.hardware import matmul_flops, peak_memory_bytes
+from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.environment import environment
@@ -54,7 +54,7 @@ def run_training(
         trainer.share_gradients()
         if found:
             trainer.restore(found)
-        if request.warm_up:
+        if request.warm_up and trainer.needs_warm_up:
             trainer.warm_up()
         log = _open_log(trainer, sinks, display, resumed=found is not None)
         checkpoints = CheckpointWriter(
@@ -64,7 +64,7 @@ def run_training(
         with Controls(request.time_limit) as controls, closing(checkpoints):
             code = train(trainer, log, checkpoints, controls)
         summary = summarize(trainer, code)
-        log.event("end", step=progress.step, code=code)
+        log.event("end", step=progress.step, code=code, peak_seconds=progress.peak_seconds)
         if checkpoints.failure:
             raise RunError(
                 f"the run came to step {progress.step}, but {checkpoints.failure}; make room and "
@@ -100,23 +100,19 @@ def _open_folder(
 
 
 def _open_log(trainer: Trainer, sinks: list[Sink], display: Display, *, resumed: bool) -> Log:
-    """The log, with the peak that shares of peak refer to, and the first lines said."""
-    world = trainer.world
-    world.barrier()  # ranks that share cores measure their peaks at the same time
-    peak = sum(world.gather(matmul_flops(device=world.device, dtype=trainer.dtype)))
+    """The log, with the first lines said."""
     log = Log(
         trainer.config,
         sinks,
         display,
         start_seconds=trainer.progress.seconds,
         flops_per_token=flops_per_token(trainer.config, trainer.model),
-        peak_flops=peak,
-        device=world.device,
+        device=trainer.world.device,
     )
     for note in trainer.notes:
         display.note(note)
     kind = "resume" if resumed else "start"
-    log.event(kind, step=trainer.progress.step, peak_flops=peak, **trainer.identity)
+    log.event(kind, step=trainer.progress.step, **trainer.identity)
     return log
 
 
@@ -147,6 +143,8 @@ def summarize(trainer: Trainer, code: int) -> Summary:
         seconds_to_target=progress.seconds_to_target,
         wall_seconds_to_target=progress.wall_seconds_to_target,
         tokens_per_second=tokens / progress.seconds if progress.seconds else 0.0,
+        peak_share=progress.peak_share,
+        peak_seconds=round(progress.peak_seconds, 6),
         **{key: round(max(world.gather(value))) for key, value in peaks.items()},
         corpus_sha256=dataset.source_fingerprint,
         dataset_fingerprint=dataset.fingerprint,

@@ -40,6 +40,8 @@ class Summary(BaseModel, frozen=True, strict=True):
     seconds_to_target: float | None = None
     wall_seconds_to_target: float | None = None
     tokens_per_second: float = 0.0
+    peak_share: float | None = None  # of the matmul peak, measured beside the steps
+    peak_seconds: float | None = None  # what measuring it cost, off the clock
     peak_memory_bytes: int | None = None
     peak_reserved_bytes: int | None = None  # CUDA only
     corpus_sha256: str | None = None

@@ -4,6 +4,7 @@
     validate  the loss on the validation split, with the weights as they are
     save      a checkpoint, written in the background
     rewind    after steps that were not finite: back to the last good checkpoint, on with the data
+    peak      the matmul peak of all ranks, measured beside the steps
 
 Every decision follows from numbers that all ranks share, so they act alike.
 """
@@ -11,8 +12,9 @@ Every decision follows from numbers that all ranks share, so they act alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,15 +28,16 @@ from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
 from speedrun.errors import RunError
 from speedrun.files import finite
+from speedrun.hardware import matmul_flops
 from speedrun.model.backend import prepare_backend
 from speedrun.model.plan import AttentionPlanner
 from speedrun.optim.build import build_optimizer
 from speedrun.optim.errors import OptimError
 from speedrun.train import checkpoint
-from speedrun.train.build import build_model, choose_precision, open_data
+from speedrun.train.build import build_model, choose_compile, choose_precision, open_data
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.health import Outcome, agree
-from speedrun.train.log import Log
+from speedrun.train.log import Log, Peak
 from speedrun.train.progress import Progress
 from speedrun.train.signals import Pending
 from speedrun.train.validate import Validation, validate
@@ -42,6 +45,7 @@ from speedrun.train.world import World
 
 NONFINITE_STEPS = 3  # in a row, before the run goes back to a checkpoint
 REWINDS = 3  # before it gives up
+PEAK_REPEATS = 3  # matmuls of which the best counts: some 35 ms on two cores
 
 
 class Trainer:
@@ -63,10 +67,12 @@ class Trainer:
         self.data = open_data(config, world, dataset, self.dtype, self.progress.batch)
         self.loader, self.microbatches = self.data.loader, self.data.microbatches
         vocab_size = self.data.dataset.vocab_size
-        self.model, compiled = build_model(config, vocab_size, self.dtype, world.device)
+        compiled, why = choose_compile(config.machine.compile, world.device)
+        self.model = build_model(config, vocab_size, self.dtype, world.device, compiled)
         self.parallel: nn.Module = self.model  # or DistributedDataParallel around it
         self.planner = AttentionPlanner(config, world.device, self.dtype)
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
+        self.compiles = compiled != "none" or self.planner.backend == "flex"
         self.optimizer = build_optimizer(self.model.named_roles(), config)
         self.identity = {
             "dataset_fingerprint": self.data.dataset.fingerprint,
@@ -78,7 +84,7 @@ class Trainer:
             f"device {world.device}, {world.size} x {torch.get_num_threads()} threads, {passes}",
             f"precision {str(self.dtype).removeprefix('torch.')}: {precision}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
-            f"torch.compile: {compiled}",
+            f"torch.compile: {compiled}{why}",
         )
 
     def share_gradients(self) -> None:
@@ -142,6 +148,36 @@ class Trainer:
         )
         self.progress.count_validation(result, self.config)
         return result
+
+    @contextmanager
+    def at_start(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """With these weights at step 0, for the validation there, which a first step need not
+        wait for."""
+        progress = self.progress
+        place, now = (progress.step, progress.seconds), self.copy_weights()
+        self._set_weights(weights)
+        progress.step, progress.seconds = 0, 0.0
+        try:
+            yield
+        finally:
+            self._set_weights(now)
+            progress.step, progress.seconds = place
+
+    def copy_weights(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    @torch.no_grad()
+    def _set_weights(self, weights: Sequence[Tensor]) -> None:
+        for parameter, weight in zip(self.model.parameters(), weights, strict=True):
+            parameter.copy_(weight)
+
+    def measure_peak(self) -> Peak:
+        """The best matmul rate of all ranks together, each with its threads or its GPU."""
+        begun = time.perf_counter()
+        self.world.barrier()  # ranks that share cores measure at the same time
+        flops = matmul_flops(repeats=PEAK_REPEATS, dtype=self.dtype, device=self.world.device)
+        seconds = time.perf_counter() - begun
+        return Peak(sum(self.world.gather(flops)), max(self.world.gather(seconds)))
 
     def validation_loss(self, batch: Batch) -> Tensor:
         self.model.eval()
@@ -220,13 +256,23 @@ class Trainer:
         self.world.barrier()  # all have read the checkpoint before any later one is removed
         checkpoints.forget_after(step)
 
+    @property
+    def needs_warm_up(self) -> bool:
+        """Whether a first step would find something to do that no other step does.
+
+        That is compiling, and the buckets of gradients, which torch orders anew after the first
+        backward: a resumed run must send the same ones as the uninterrupted one. Fresh memory alone
+        is not worth a pass: it makes the first nano step a seventh longer, and a pass takes a step.
+        """
+        return self.compiles or self.world.size > 1
+
     def warm_up(self) -> None:
         """A pass over made-up tokens: compiles, allocates, and finds what cannot work.
 
         No weight, moment or random number is touched, so a run is the same with and without it.
         """
-        shape = (self.config.batch.tokens // self.config.batch.length // self.world.size,
-                 self.config.batch.length)  # fmt: skip
+        rows = self.config.batch.tokens // self.config.batch.length // self.world.size
+        shape = (rows if self.compiles else self.microbatches, self.config.batch.length)
         ids = torch.arange(math.prod(shape)).view(shape) % self.data.dataset.vocab_size
         batch = Batch(ids.int(), ids, torch.zeros(shape, dtype=torch.int32))
         self.apply_settings()

@@ -38,7 +38,7 @@ def made_run(
 ) -> RunFolder:
     """A run whose loss falls in a line."""
     run = begun_run(path, config)
-    run.log("start", step=0, peak_flops=1e11, dataset_fingerprint=dataset)
+    run.log("start", step=0, dataset_fingerprint=dataset)
     for step in range(config.steps + 1):
         where = {
             "step": step, "tokens": step * config.batch.tokens, "seconds": 0.5 * step,
@@ -49,6 +49,7 @@ def made_run(
             run.log("train", **where, loss=loss, ms=500.0, wait_seconds=0.005 * step,
                     peak_share=0.4)  # fmt: skip
         if step % every == 0 or step == config.steps:
+            run.log("peak", **where, peak_flops=1e11, peak_share=0.4, peak_seconds=0.03)
             run.log("val", **where, loss=loss, bits_per_byte=loss / 2, val_tokens=4096)
     run.log("checkpoint", step=config.steps, folder="step-000040")
     run.log(

@@ -54,7 +54,7 @@ def train(config: Config, folder: Path, display: Heard | None = None, **how: Any
 
 def quiet_log(config: Config, *sinks: Sink, display: Display | None = None) -> Log:
     shown, device = display or Display(), ALONE.device
-    return Log(config, sinks, shown, flops_per_token=1, peak_flops=None, device=device)
+    return Log(config, sinks, shown, flops_per_token=1, device=device)
 
 
 def writer_into(

@@ -141,7 +141,18 @@ def test_too_many_rewinds_end_in_a_report(tiny: Make, tmp_path: Path, spoil: Spo
     assert newest(tmp_path / "run/checkpoints").step == 4
 
 
-def test_warm_up_leaves_no_trace(tiny: Make, tmp_path: Path) -> None:
+def test_a_run_that_compiles_nothing_does_not_warm_up(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Trainer, "warm_up")
+    train(tiny("train.steps=1"), tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 1
+
+
+def test_warm_up_leaves_no_trace(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "needs_warm_up", True)
     for name, warmup in (("with", True), ("without", False)):
         train(tiny(), tmp_path / name, warm_up=warmup)
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
@@ -201,8 +212,8 @@ def test_every_step_is_timed_and_validation_and_checkpoints_are_not(
     rows = RunFolder(tmp_path / "run").read_metrics("train")
     assert [row["ms"] for row in rows] == [1500.0] + [1000.0] * 7
     assert rows[-1]["seconds"] == summary.train_seconds == 8.5
-    # A warm-up before, then three validations and two checkpoints.
-    assert summary.wall_seconds == 10.0 + 1.0 + 8.5 + 5 * 0.5
+    # Three validations and two checkpoints.
+    assert summary.wall_seconds == 10.0 + 8.5 + 5 * 0.5
     assert all(row["wall_seconds"] > row["seconds"] for row in rows)
 
 

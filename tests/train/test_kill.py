@@ -44,7 +44,10 @@ def finish(child: Any, code: int, output: Path) -> None:
 
 def end(folder: Path) -> dict[str, Any]:
     # Times differ between runs; all else in the state must not.
-    times = ("seconds", "seconds_to_target", "wall_seconds_to_target", "earlier_wall")
+    times = (
+        "seconds", "seconds_to_target", "wall_seconds_to_target", "earlier_wall",
+        "flops_done", "flops_possible", "peak_seconds",
+    )  # fmt: skip
     progress = newest(folder / "checkpoints").meta["progress"]
     return {key: value for key, value in progress.items() if key not in times}
 

@@ -20,7 +20,7 @@ from speedrun.train.progress import Progress
 from speedrun.train.request import Interval
 from speedrun.train.signals import Controls, Pending
 from speedrun.train.trainer import Trainer
-from tests.train.heard import ALONE, Make, quiet_log, writer_into
+from tests.train.heard import ALONE, Make, quiet_log, same_bits, writer_into
 
 
 class Asking(Controls):
@@ -52,7 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, watched)
 
-    for verb in ("step", "validate", "save", "rewind"):
+    for verb in ("step", "validate", "measure_peak", "save", "rewind"):
         watch(Trainer, verb)
     for verb in ("step", "validation"):
         watch(Log, verb)
@@ -91,13 +91,40 @@ def test_steps_are_on_the_clock_and_validation_and_checkpoints_off_it(
     assert code == 0
     assert progress.step == 4
     assert calls == [
+        "Trainer.step 0", "Log.step 1", "off: Trainer.measure_peak 1",
         "off: Trainer.validate 0", "off: Log.validation 0",
-        "Trainer.step 0", "Log.step 1",
         "Trainer.step 1", "Log.step 2", "off: Trainer.validate 2", "off: Log.validation 2",
         "Trainer.step 2", "Log.step 3", "off: Trainer.save 3",
-        "Trainer.step 3", "Log.step 4", "off: Trainer.validate 4", "off: Log.validation 4",
-        "off: Trainer.save 4",
+        "Trainer.step 3", "Log.step 4", "off: Trainer.measure_peak 4",
+        "off: Trainer.validate 4", "off: Log.validation 4", "off: Trainer.save 4",
     ]  # fmt: skip
+
+
+def test_the_validation_of_step_0_is_of_the_weights_before_the_first_step(
+    tiny: Make, tmp_path: Path
+) -> None:
+    config = tiny("train.steps=2", "validation.every=1")
+    untouched = Trainer(config, ALONE, Path(config.data.dir))
+    stepped = Trainer(config, ALONE, Path(config.data.dir))
+    with untouched.loader, stepped.loader:
+        first = untouched.validate().loss
+        stepped.step()
+        after_one = stepped.validate().loss
+        stepped.step()
+    seen: list[tuple[int, float, float]] = []
+
+    class Sink:
+        def log(self, kind: str, **values: Any) -> None:
+            if kind == "val":
+                seen.append((values["step"], values["seconds"], values["loss"]))
+
+    trainer = Trainer(config, ALONE, Path(config.data.dir))
+    with trainer.loader, closing(writer_into(tmp_path)) as writer:
+        train(trainer, quiet_log(config, Sink()), writer, Asking({}))
+    assert [step for step, _, _ in seen] == [0, 1, 2]
+    assert seen[0] == (0, 0.0, first)
+    assert seen[1][2] == after_one != first
+    assert same_bits(trainer.model.state_dict(), stepped.model.state_dict())
 
 
 def test_a_stop_finishes_its_step_saves_and_gives_its_code(

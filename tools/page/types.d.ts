@@ -59,7 +59,7 @@ type Clocks = Record<ClockName, number[]>;
 type ClockName = "step" | "tokens" | "seconds" | "wall_seconds";
 
 type RunEvent = Record<ClockName, number | null> & { kind: string; detail: string };
-interface Summary extends Numbers<"params" | "tokens_per_second" | "val_tokens" | "peak_memory_bytes"> {
+interface Summary extends Numbers<"params" | "tokens_per_second" | "val_tokens" | "peak_share" | "peak_seconds" | "peak_memory_bytes"> {
   [fact: string]: unknown;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from speedrun.config.experiment import SEED, all_differences
@@ -20,7 +21,7 @@ MOST_EVENTS = 200
 MOST_SAMPLES = 4
 SAMPLE_CHARACTERS = 3000
 SCHEDULE_POINTS = 200
-CURVES = ("train", "val", "sample")
+CURVES = ("train", "val", "peak", "sample")
 Row = Mapping[str, Any]
 
 
@@ -56,7 +57,7 @@ def read_run(folder: RunFolder, points: int) -> RunData:
         "events": _events(rows),
         "samples": _samples(rows),
         "summary": summary.as_dict() if summary else {},
-        "peak_flops": next((row["peak_flops"] for row in starts if row.get("peak_flops")), None),
+        "peak_flops": _peak_flops(rows),
         "wait_share": _wait_share(rows),
         "command": repeat_command(config),
         "environment": _environment(folder, summary),
@@ -67,12 +68,16 @@ def read_run(folder: RunFolder, points: int) -> RunData:
 
 
 def _with_clocks(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Events carry no clock, so each is given that of the last row before it."""
+    """Events carry no clock, so each is given that of the last row before it.
+
+    The validation of step 0 comes after the first step, and sets no clock back.
+    """
     where: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "wall_seconds": 0.0}
     for row in rows:
-        if all(key in row for key in where):
+        late = row["kind"] == "val" and row.get("step") == 0
+        if all(key in row for key in where) and not late:
             where = {key: row[key] for key in where}
-        yield {**row, **where}
+        yield {**where, **row}
 
 
 def _latest_by_step(rows: Sequence[Row], kind: str) -> list[Row]:
@@ -125,6 +130,12 @@ def _wait_share(rows: Sequence[Row]) -> float | None:
         elif row["kind"] == "train" and row.get("wait_seconds") is not None:
             waits[-1], seconds = float(row["wait_seconds"]), float(row["seconds"])
     return sum(waits) / seconds if seconds else None
+
+
+def _peak_flops(rows: Sequence[Row]) -> float | None:
+    """The median of the peaks measured beside the steps; older runs have one, of their start."""
+    found = [row["peak_flops"] for row in rows if row.get("peak_flops")]
+    return median(found) if found else None
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:

@@ -25,6 +25,11 @@ function rateOf(/** @type {Run} */ run) {
   return run.summary.tokens_per_second ?? (tokens && seconds ? tokens / seconds : null);
 }
 
+/** As the summary states it, each stretch of steps against the peak beside it; else from its curve. */
+function shareOf(/** @type {Run} */ run) {
+  return run.summary.peak_share ?? averageKnown(run.train.peak_share);
+}
+
 /** @type {Draw} */
 export function throughputSection(data, state, box, redraw) {
   if (!data.runs.some((run) => run.train.step.length)) return;
@@ -44,7 +49,7 @@ export function throughputSection(data, state, box, redraw) {
   const rows = data.groups.map((group, index) => {
     const mean = (/** @type {(run: Run) => Maybe<number>} */ pick) => averageKnown(runsOf(data, index).map(pick));
     return {
-      group, index, rate: mean(rateOf), share: mean((run) => averageKnown(run.train.peak_share)),
+      group, index, rate: mean(rateOf), share: mean(shareOf), cost: mean((run) => run.summary.peak_seconds),
       wait: mean((run) => run.wait_share), peak: mean((run) => run.peak_flops),
     };
   });
@@ -55,5 +60,6 @@ export function throughputSection(data, state, box, redraw) {
     numberColumn("waiting for data", ({ wait }) => orDash(wait, percent)),
     numberColumn("share of peak", ({ share }) => (known(share) ? percent(share) : "not recorded")),
     numberColumn("peak, measured", ({ peak }) => orDash(peak, flops)),
+    numberColumn("measured in", ({ cost }) => orDash(cost, duration)),
   ]));
 }
