@@ -6,6 +6,7 @@ mistake is a `SpeedrunError`: its sentence goes to stderr and its code to the sh
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -371,6 +372,9 @@ def bench(
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence, never a traceback."""
+    # Importing torch makes half a million objects that stay, and looking through them again and
+    # again for garbage is a tenth of its time. Who trains looks for it as usual (session.py).
+    gc.set_threshold(1_000_000)
     try:
         app()
     except SpeedrunError as error:

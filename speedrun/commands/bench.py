@@ -47,8 +47,10 @@ def _module(name: str) -> Figures:
     return figures
 
 
-NAMES = ("loader", "attention", "fused", "mask", "step", "muon", "checkpoint", "ranks", "race",
-         "claims")  # fmt: skip
+NAMES = (
+    "loader", "attention", "fused", "mask", "step", "muon", "checkpoint", "ranks", "race", "start",
+    "claims",
+)  # fmt: skip
 BENCHES: dict[str, Callable[[], Figures]] = {name: partial(_module, name) for name in NAMES}
 BENCHES |= {"loader": _loader, "muon": _muon}
 

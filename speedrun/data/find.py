@@ -11,6 +11,7 @@ from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset, checked_options
 from speedrun.data.corpus import open_corpus
 from speedrun.data.dataset import MANIFEST, Dataset
+from speedrun.data.known import recall, remember, stamp_of
 from speedrun.data.shards import KEEP_BYTES
 from speedrun.data.stream import ProgressCallback
 from speedrun.data.tokenizer import Tokenizer
@@ -30,9 +31,12 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
     if data.dir:
         return Path(data.dir).expanduser()
     _, options = checked_options(data.tokenizer, data.val_fraction)
-    corpus = open_corpus(data.sources)
     # Spelled out: names of datasets that are built already must not change with a class's name.
     facts = ", ".join(f"{name}={value!r}" for name, value in asdict(options).items())
+    stamp = stamp_of(data.sources, facts)
+    if stamp and (known := recall(stamp)) and (known / MANIFEST).exists():
+        return known
+    corpus = open_corpus(data.sources)
     text = f"{corpus.content_hash()} Options({facts})"
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*corpus.names, options.tokenizer]))
@@ -46,6 +50,8 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
             progress=progress,
             wait=True,
         )
+    if stamp:
+        remember(stamp, out)
     return out
 
 

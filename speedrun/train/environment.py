@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,30 @@ def _git(*words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def _commit() -> tuple[str | None, str | None, str | None]:
+    """The commit of the code, its uncommitted changes and files; asked for at once, to wait once.
+
+    A package installed below someone else's repository is not at that repository's commit.
+    """
+    questions = (
+        ("ls-files", "--error-unmatch", "__init__.py"),
+        ("rev-parse", "HEAD"),
+        ("diff", "HEAD", "--", "."),
+        ("ls-files", "-o", "--exclude-standard"),
+    )
+    with ThreadPoolExecutor(len(questions)) as pool:
+        ours, commit, diff, untracked = pool.map(lambda words: _git(*words), questions)
+    return (commit.strip(), diff, untracked) if ours and commit else (None, None, None)
+
+
 def environment(device: torch.device) -> dict[str, Any]:
-    # A package installed below someone else's repository is not at that repository's commit.
-    ours = _git("ls-files", "--error-unmatch", "__init__.py")
-    commit = _git("rev-parse", "HEAD") if ours else None
+    commit, diff, untracked = _commit()
     return {
         "speedrun": __version__,
         "code_sha256": code_hash(),
-        "git_commit": commit.strip() if commit else None,
-        "git_diff": _git("diff", "HEAD", "--", ".") if commit else None,
-        "git_untracked": _git("ls-files", "-o", "--exclude-standard") if commit else None,
+        "git_commit": commit,
+        "git_diff": diff,
+        "git_untracked": untracked,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: version(name) for name in LIBRARIES},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from speedrun.train.sinks import open_sinks
 from speedrun.train.summary import Summary
 from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
+
+USUAL_THRESHOLD = (700, 10, 10)  # Python's own
 
 
 def run_training(
@@ -61,6 +64,9 @@ def run_training(
             run.checkpoints, request.checkpoint_every, request.keep, log.event,
             writes=world.first, val_losses=run.validation_losses(),
         )  # fmt: skip
+        # What was imported and built stays; garbage of steps is looked for beside it, not in it.
+        gc.freeze()
+        gc.set_threshold(*USUAL_THRESHOLD)
         with Controls(request.time_limit) as controls, closing(checkpoints):
             code = train(trainer, log, checkpoints, controls)
         summary = summarize(trainer, code)

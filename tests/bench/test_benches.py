@@ -16,6 +16,7 @@ from speedrun.bench.loader import measure_loader
 from speedrun.bench.mask import library_mask, measure_mask, same_blocks
 from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
+from speedrun.bench.start import measure_start, resident_share
 from speedrun.bench.step import Timed, measure_step, nano_trainer, optimizer_share, visible
 from speedrun.bench.timing import Figures, seconds_of
 from speedrun.commands.bench import BENCHES, print_step
@@ -159,3 +160,27 @@ def test_claims() -> None:
     assert_figures(measure_gather(1), "blocking_gather_over_async")
     adam, muon = state_bytes("record-02"), state_bytes("record-03")
     assert muon < adam
+
+
+def test_start(tiny_words: tuple[str, ...]) -> None:
+    figures = measure_start(1, 0, "modern", tiny_words)
+    assert_figures(
+        figures, "import_torch_seconds", "import_torch_to_exit_seconds", "first_step_seconds",
+        "first_step_own_seconds", "first_step_start_seconds", "first_step_ratio",
+        "first_step_start_ratio", "race_child_seconds", "race_child_ratio", "sample_seconds",
+        "sample_ratio", "report_seconds", "report_to_exit_ratio", "cold",
+    )  # fmt: skip
+    start, own = (
+        float(figures["first_step_start_seconds"]),
+        float(figures["first_step_own_seconds"]),
+    )
+    assert start + own == pytest.approx(float(figures["first_step_seconds"]))
+    assert figures["first_step_start_ratio"] == pytest.approx(
+        start / float(figures["import_torch_seconds"])
+    )
+
+
+def test_a_file_just_written_is_in_the_page_cache(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1 << 20))
+    assert resident_share(file) in (None, 1.0)  # None: this system does not tell

@@ -1,6 +1,7 @@
 """The dataset a config asks for."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from speedrun.config.resolve import resolve
+from speedrun.data.corpus import Corpus
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset, load_tokenizer_if_any, open_dataset
+from speedrun.data.known import stamp_of
 from speedrun.errors import DataError
 from tests.data.test_build import write_stories
 from tests.data.test_shards import public_file
@@ -43,6 +46,39 @@ def test_a_corpus_is_built_once_by_several_processes(
     assert folder.stat().st_mtime_ns == before
     write_stories(path, 401)
     assert found(path, "bpe:300") != folder
+
+
+def test_a_corpus_that_was_found_once_is_not_read_again_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(9):
+        (folder / f"{number}.txt").write_text(f"{number} is a number\n" * 20)
+    first = found(folder, "byte")
+    read: list[object] = []
+    monkeypatch.setattr(Corpus, "content_hash", lambda corpus: read.append(corpus) or "changed")
+    assert found(folder, "byte") == first
+    assert read == []
+    assert stamp_of([str(folder)], "one") != stamp_of([str(folder)], "another")
+    assert stamp_of(["hf:somebody/something"], "") is None
+    text, times = folder / "3.txt", (folder / "3.txt").stat()
+    text.write_text("4 is a number\n" * 20)  # of the same size
+    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns))  # and as old
+    assert found(folder, "byte") != first
+    assert len(read) == 1
+
+
+def test_a_dataset_that_was_removed_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
+    path = write_stories(tmp_path / "a.jsonl", 50)
+    first = found(path, "byte", "data.val_fraction=0.2")
+    shutil.rmtree(first)
+    assert found(path, "byte", "data.val_fraction=0.2") == first
+    assert Dataset.open(first).vocab_size == 257
 
 
 def test_names_of_built_datasets_never_change(
