@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 if TYPE_CHECKING:  # torch takes a second to import, and preparing data does not need it
     import torch
 
 CGROUPS = Path("/sys/fs/cgroup")
+MEMORY = Path("/proc/meminfo")
 PROCESS = Path("/proc/self")
 _IMPORTED = time.time()
 
@@ -66,17 +65,29 @@ def cpu_name() -> str:
 def memory_bytes() -> int:
     """The machine's memory, or the limit of the container."""
     limits = [limit for _, limit in _memory_limits()]
-    return min([int(psutil.virtual_memory().total), *limits])
+    return min([_memory()[0], *limits])
 
 
 def memory_available() -> int:
     """What could still be allocated without swapping; page cache counts as free."""
-    free = [int(psutil.virtual_memory().available)]
+    free = [_memory()[1]]
     for group, limit in _memory_limits():
         used = int(_text(group / "memory.current") or 0)
         cache = re.findall(r"^(?:in)?active_file (\d+)$", _text(group / "memory.stat"), re.M)
         free.append(max(0, limit - used + sum(map(int, cache))))
     return min(free)
+
+
+def _memory() -> tuple[int, int]:
+    """Bytes of the machine's memory, and of what could still be allocated."""
+    lines = re.findall(r"^(MemTotal|MemAvailable):\s*(\d+) kB$", _text(MEMORY), re.M)
+    found = {name: 1024 * int(kilobytes) for name, kilobytes in lines}
+    if len(found) == 2:
+        return found["MemTotal"], found["MemAvailable"]
+    import psutil  # where Linux does not say it; not imported for nothing at each start
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
 def _memory_limits() -> Iterator[tuple[Path, int]]:
@@ -104,6 +115,8 @@ def process_start() -> float:
     others by /proc/uptime, which in some containers (lxcfs) speak of the container's start instead.
     """
     if sys.platform != "linux":
+        import psutil
+
         return float(psutil.Process().create_time())
     fields = _text(PROCESS / "stat").rpartition(")")[2].split()
     if not fields:

@@ -157,6 +157,7 @@ def test_switches_complete_from_the_schema() -> None:
 HEAVY = (
     "torch._dynamo", "torch._inductor", "torch.distributed.run", "tokenizers", "pyarrow", "scipy",
     "datasets", "huggingface_hub", "tensorboard", "wandb", "speedrun.report", "speedrun.science",
+    *(("psutil",) if sys.platform == "linux" else ()),
 )  # fmt: skip
 
 

@@ -1,21 +1,29 @@
-"""Tables and sizes for the terminal; plain aligned text when piped."""
+"""Tables and sizes for the terminal; plain aligned text when piped.
+
+rich is imported by what draws with it: a run or a report that is piped needs none of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def console() -> Console:
     """Piped output is not wrapped to a terminal that is not there."""
+    from rich.console import Console
+
     found = Console(highlight=False, markup=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, width=160)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, overflow="fold")

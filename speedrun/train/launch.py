@@ -13,8 +13,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-import psutil
-
 from speedrun.errors import ConfigError, RunError
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
@@ -70,6 +68,8 @@ def exit_of_rank(code: int) -> int:
 
 def _pass_on(number: int, _: FrameType | None) -> None:
     """Hand a signal that torchrun does not know to the ranks."""
+    import psutil
+
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # it has just ended
             child.send_signal(number)
