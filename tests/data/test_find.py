@@ -57,8 +57,13 @@ def test_a_corpus_that_was_found_once_is_not_read_again_until_it_changes(
     for number in range(9):
         (folder / f"{number}.txt").write_text(f"{number} is a number\n" * 20)
     first = found(folder, "byte")
-    read: list[object] = []
-    monkeypatch.setattr(Corpus, "content_hash", lambda corpus: read.append(corpus) or "changed")
+    read: list[Corpus] = []
+
+    def content_hash(corpus: Corpus) -> str:
+        read.append(corpus)
+        return "changed"
+
+    monkeypatch.setattr(Corpus, "content_hash", content_hash)
     assert found(folder, "byte") == first
     assert read == []
     assert stamp_of([str(folder)], "one") != stamp_of([str(folder)], "another")
