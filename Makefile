@@ -1,36 +1,52 @@
-# Two commands do everything: `make run` and `make test`. Both set up .venv first.
+# Two commands do everything: `make run` and `make test`. Each sets up what it needs in .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
 
 .PHONY: setup run test integration lint lint-page bench clean
 
 setup: .venv/ready
 
-# Done once; done again when its inputs change.
+# What running needs; done once, done again when its inputs change. Nothing is compiled to bytecode
+# here, which would take as long as installing does: Python does it at the first import, and of a
+# tenth of the files.
 .venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "speedrun needs Python 3.11 or newer")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev,hub,tensorboard]'
-	touch .venv/ready
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "speedrun needs Python 3.11 or newer")'
+	@echo "installing what running needs into .venv, once"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --no-compile setuptools
+	@$(PIP) --no-compile --no-build-isolation -e .
+	@touch $@
 
-# The main job: train a small GPT on this machine's Python library, then let it write.
+# What tests need besides. They start many processes, also where the environment keeps Python from
+# writing bytecode: here it is made for all of them. Some files of other packages are no Python 3.
+.venv/ready-test: .venv/ready
+	$(PIP) --no-compile --no-build-isolation -e '.[test]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+	touch $@
+
+.venv/ready-lint: .venv/ready
+	$(PIP) --no-compile --no-build-isolation -e '.[lint]'
+	touch $@
+
+# The main job: train a small GPT on this machine's Python library, then let it write. It stops on
+# the way, where its text reads like Python; its last lines say how to go on to the full length.
 run: setup
-	$(BIN)/speedrun train best --track nano $(ARGS)
+	@$(BIN)/speedrun train best --track nano --stop-after 90 $(ARGS)
 
-test: setup
+test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
 # With heavy packages that nothing else needs, in a folder of their own.
 integration: .venv/integration/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
 
-.venv/integration/ready: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target .venv/integration wandb
+.venv/integration/ready: .venv/ready-test
+	$(PIP) --upgrade --target .venv/integration wandb
 	touch $@
 
-lint: setup
+lint: .venv/ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

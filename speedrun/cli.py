@@ -74,6 +74,9 @@ def train(
     ] = "",
     keep: Annotated[int, typer.Option(help="Newest checkpoints kept, with the best.", min=1)] = 2,
     time_limit: Annotated[str, typer.Option(help="Save and stop after, for example, 30m.")] = "",
+    stop_after: Annotated[
+        int | None, typer.Option(help="Save and stop after so many steps; --resume goes on.", min=1)
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --run.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Resume although config, data or code differ.")
@@ -112,6 +115,7 @@ def train(
             checkpoint_every=Interval.parse(checkpoint_every),
             keep=keep,
             time_limit=parse_seconds(time_limit, "--time-limit") if time_limit else None,
+            stop_after=stop_after,
             log=tuple(log or ()),
             ranks=ranks,
             max_restarts=max_restarts,

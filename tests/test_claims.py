@@ -1,12 +1,13 @@
 """docs/CLAIMS.md shows results as the commands printed them; here they are printed again.
 
-After new results in docs/results:  python -m tests.test_claims
+After new results in docs/results or of the race in the package:  python -m tests.test_claims
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 from contextlib import redirect_stdout
@@ -18,12 +19,13 @@ from typer.testing import CliRunner
 from speedrun.cli import app
 from speedrun.commands.bench import BENCHES, print_figures
 from speedrun.commands.race import print_ablation, print_race
+from speedrun.science.committed import COMMITTED
 from speedrun.science.jobs import Job
 from speedrun.science.results import Race, read_result
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "CLAIMS.md"
-RESULTS = sorted((DOCS / "results").glob("*.json"))
+RESULTS = [COMMITTED, *sorted((DOCS / "results").glob("*.json"))]
 
 
 def printed(path: Path) -> str:
@@ -38,7 +40,8 @@ def printed(path: Path) -> str:
 
 
 def block_of(path: Path) -> re.Pattern[str]:
-    before = rf"<!-- results/{re.escape(path.name)} -->\n```\n"
+    place = os.path.relpath(path, DOCS)
+    before = rf"<!-- {re.escape(place)} -->\n```\n"
     return re.compile(rf"(?<={before}).*?(?=\n```)", re.DOTALL)
 
 

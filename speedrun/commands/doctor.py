@@ -18,10 +18,11 @@ from speedrun.terminal.console import print_table, size_text
 from speedrun.train.build import choose_device, choose_precision
 
 EXTRAS = {
+    "files": ("pyarrow", "compressed JSONL and parquet"),
     "hub": ("datasets", "Hugging Face datasets and `data download`"),
     "tensorboard": ("tensorboard", "`train --log tensorboard`"),
     "wandb": ("wandb", "`train --log wandb`"),
-    "dev": ("pytest", "the test suite"),
+    "test": ("pytest", "the test suite"),
 }
 
 

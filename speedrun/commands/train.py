@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +32,7 @@ def train_command(request: Request) -> None:
         raise ConfigError("torchrun --max-restarts needs --run-dir DIR, to find the run again")
     if request.resume and run.finished(config):
         if os.environ.get("RANK", "0") == "0":
-            print(f"{run.path} is complete after {config.steps} steps: nothing to resume; --steps "
-                  "makes a run longer")  # fmt: skip
+            print(_nothing_to_resume(config, run))
         return
     if request.ranks:
         from speedrun.train.launch import launch
@@ -90,8 +91,11 @@ def _train(config: Config, run: RunFolder, request: Request) -> None:
                 if world.first and not request.resume:
                     run.refuse_if_taken()  # before the work of building a dataset
                 dataset = _dataset(config, talk=world.first)
+            steps = f"{config.steps}"
+            if request.stop_after is not None and request.stop_after < config.steps:
+                steps = f"{request.stop_after} of {config.steps}"
             display.note(
-                f"{config.recipe} on {config.track}: {config.steps} steps of "
+                f"{config.recipe} on {config.track}: {steps} steps of "
                 f"{config.batch.tokens:,} tokens, run folder {run.path}"
             )
             summary, code = run_training(config, run, dataset, display, world, request)
@@ -116,11 +120,9 @@ def _dataset(config: Config, *, talk: bool) -> Path:
 
 def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens: int) -> None:
     print_result(config, run, summary)
+    on = _how_to_go_on(config, run, summary)
     if summary.exit_code:
-        print(
-            f"stopped at step {summary.steps}; continue with: "
-            f"speedrun train --resume --run {run.path}"
-        )
+        print(f"stopped at step {summary.steps}; continue with: {on}")
         return
     can_write = run.tokenizer.exists()
     if sample_tokens and can_write:
@@ -131,7 +133,44 @@ def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens:
         run.log("sample", prompt=PROMPT, text=text)
     print(f"\nrun folder: {run.path}")
     if can_write:
-        print(f"more text:  speedrun sample {run.path} --prompt 'import '")
+        print(f"more text:  {command('sample', str(run.path), '--prompt', PROMPT)}")
+    if summary.steps < config.steps:
+        print(f"go on:      {on}")
+        print(f"            from step {summary.steps} to {config.steps}, bit for bit as if it had "
+              "not stopped")  # fmt: skip
+
+
+def _nothing_to_resume(config: Config, run: RunFolder) -> str:
+    summary = run.read_summary()
+    if summary is not None and summary.steps < config.steps:
+        return (
+            f"{run.path} reached its target in {summary.steps} of {config.steps} steps: nothing to "
+            f"resume; for the others: {_how_to_go_on(config, run, summary)}"
+        )
+    return (
+        f"{run.path} is complete after {config.steps} steps: nothing to resume; --steps makes a "
+        "run longer"
+    )
+
+
+def _how_to_go_on(config: Config, run: RunFolder, summary: Summary) -> str:
+    """The command that goes on with a run that has steps left."""
+    at_target = config.train.stop == "target" and summary.reached_target
+    stop = ["train.stop=steps"] if at_target else []
+    return command("train", *stop, "--resume", "--run", str(run.path))
+
+
+def command(*words: str) -> str:
+    """A line that works as it stands: the program is named as it was called."""
+    called = Path(sys.argv[0])
+    program = ["speedrun"]
+    if called.name == "__main__.py":
+        program = [sys.executable, "-m", "speedrun"]
+    elif called.name == "speedrun":
+        found = shutil.which("speedrun")
+        if found is None or not called.exists() or not called.samefile(found):
+            program = [str(called)]
+    return shlex.join([*program, *words])
 
 
 def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
@@ -139,8 +178,8 @@ def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
 
     rows = run.read_metrics("train")
     points = [(row["tokens"], row["loss"]) for row in rows if row["loss"] is not None]
-    print("\ntraining loss (nats per token) over tokens"
-          + (", dotted: target" if config.train.target else ""))  # fmt: skip
+    dotted = f", dotted: the target {config.train.target:g}" if config.train.target else ""
+    print(f"\ntraining loss (nats per token) over tokens{dotted}")
     print(draw(points, config.train.target))
     speed = f"{summary.tokens_per_second:,.0f} tokens/s"
     facts = {
@@ -161,9 +200,19 @@ def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
             cost = f"{summary.tokens_to_target:,} tokens, {summary.seconds_to_target:.1f} s"
             verdict = f"reached after {cost}"
         facts["target"] = f"{summary.target} {verdict}"
+        if race := _beside_the_race(config, summary):
+            facts["in the race"] = race
     print()
     for name, text in facts.items():
         print(f"{name + ':':15} {text}")
+
+
+def _beside_the_race(config: Config, summary: Summary) -> str:
+    if not summary.reached_target:
+        return ""
+    from speedrun.science.committed import beside_the_race  # which loads scipy
+
+    return beside_the_race(config, summary)
 
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from speedrun.errors import DataError
+from speedrun.errors import ConfigError, DataError
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {
@@ -75,7 +75,7 @@ def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Docu
 
 def read_parquet(path: Path, field: str) -> Iterator[Document]:
     """One document per row of the string column `field`, a few hundred rows at a time."""
-    import pyarrow as pa
+    pa = _arrow(path)
     import pyarrow.parquet as pq
 
     size = path.stat().st_size
@@ -101,6 +101,15 @@ def read_parquet(path: Path, field: str) -> Iterator[Document]:
             f"{path} is cut short or not a parquet file, found after row {row} "
             f"({first_line(error)}): copy or write it again"
         ) from None
+
+
+def _arrow(path: Path) -> Any:
+    """pyarrow, which plain text can do without."""
+    try:
+        import pyarrow
+    except ModuleNotFoundError:
+        raise ConfigError(f"{path} needs the files extra: pip install 'speedrun[files]'") from None
+    return pyarrow
 
 
 def text_of(record: Mapping[str, Any], field: str, where: str) -> str:
@@ -134,8 +143,7 @@ def _opened(path: Path, compression: str | None) -> Iterator[tuple[BinaryIO, Bin
             if compression is None:
                 yield disk, disk
                 return
-            import pyarrow as pa
-
+            pa = _arrow(path)
             unpacked = pa.CompressedInputStream(pa.PythonFile(disk, mode="r"), compression)
             with io.BufferedReader(unpacked, BLOCK_BYTES) as stream:
                 try:

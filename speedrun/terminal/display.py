@@ -22,10 +22,26 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def target_text(view: StepView) -> str:
+    """The target and how far the last validation was from it."""
+    if not view.target:
+        return ""
+    if view.tokens_to_target is not None:
+        return f"target {view.target:g} reached after {view.tokens_to_target:,} tokens"
+    if view.val_loss is None:
+        return f"target {view.target:g}"
+    return f"target {view.target:g}, {view.val_loss - view.target:.2f} to go"
+
+
+def _spaced(text: str) -> str:
+    return f"{text}  " if text else ""
+
+
 def step_line(view: StepView) -> str:
     peak = "" if view.peak_share is None else f"{view.peak_share:.0%} of peak  "
     return (
-        f"step {view.step}/{view.total}  loss {view.loss:.4f}  lr x{view.lr_multiplier:.3f}  "
+        f"step {view.step}/{view.total}  loss {view.loss:.4f}  {_spaced(target_text(view))}"
+        f"lr x{view.lr_multiplier:.3f}  "
         f"{view.ms:.0f} ms  {view.tokens_per_second:,.0f} tokens/s  {peak}"
         f"waiting for data {view.wait_share:.1%}  ETA {duration(view.eta)}"
         + (f"  [{view.verdict}]" if view.verdict else "")
@@ -36,6 +52,7 @@ def validation_line(view: StepView) -> str:
     bits = "" if view.val_bpb is None else f"{view.val_bpb:.4f} bits/byte  "
     return (
         f"step {view.step}/{view.total}  validation {view.val_loss:.4f} nats/token  {bits}"
+        f"{_spaced(target_text(view))}"
         f"over {view.val_tokens:,} tokens, after {view.seconds:.1f} s of training"
     )
 
@@ -76,6 +93,7 @@ class LiveDisplay(Display):
         facts = Text.assemble(
             ("loss ", "dim"), f"{view.loss:.4f}   ",
             ("validation ", "dim"), "-" if view.val_loss is None else f"{view.val_loss:.4f}", "   ",
+            (f"{target_text(view)}   ", "green" if view.tokens_to_target is not None else ""),
             f"{view.tokens_per_second:,.0f}", (" tokens/s   ", "dim"),
             "" if view.peak_share is None else f"{view.peak_share:.0%}", (" of peak   ", "dim"),
             ("waiting for data ", "dim"), f"{view.wait_share:.1%}   ", (view.verdict, "bold red"),

@@ -71,6 +71,8 @@ class StepView:
     val_loss: float | None
     val_bpb: float | None
     val_tokens: int
+    target: float  # validation loss; 0: none
+    tokens_to_target: int | None  # None: not reached yet
     verdict: str
 
 
@@ -84,9 +86,11 @@ class Log:
         start_seconds: float = 0.0,  # of training before this process
         flops_per_token: int,
         device: torch.device,
+        last_step: int | None = None,  # None: the last of the config
     ) -> None:
         self._config, self._sinks, self._display = config, sinks, display
         self._flops_per_step, self._device = flops_per_token * config.batch.tokens, device
+        self._last_step = last_step or config.steps
         self._peak: Peak | None = None  # as last measured, when the present stretch began
         self._stretch_from, self._stretch_steps = start_seconds, 0
         self._failing: set[Sink] = set()  # sinks that could not write when last tried
@@ -189,7 +193,7 @@ class Log:
         stretch, done = self._stretch(progress)
         return StepView(
             step=progress.step,
-            total=self._config.steps,
+            total=self._last_step,
             loss=self._loss,
             lr_multiplier=self._rate,
             seconds=progress.seconds,
@@ -197,10 +201,12 @@ class Log:
             tokens_per_second=speed,
             peak_share=done / stretch / self._peak.flops if self._peak and stretch > 0 else None,
             wait_share=wait_share,
-            eta=each * (self._config.steps - progress.step),
+            eta=each * (self._last_step - progress.step),
             val_loss=progress.val_loss,
             val_bpb=progress.val_bpb,
             val_tokens=self._config.validation.tokens,
+            target=self._config.train.target,
+            tokens_to_target=progress.tokens_to_target,
             verdict=_verdict(progress, self._loss, wait_share, memory_free(self._device)),
         )
 

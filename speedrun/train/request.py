@@ -61,6 +61,7 @@ class Request:
     checkpoint_every: Interval = Interval()
     keep: int = 2
     time_limit: float | None = None  # seconds
+    stop_after: int | None = None  # steps, of the schedules of the full length
     log: tuple[str, ...] = ()
     ranks: int = 0  # 0: this process, or the ranks that torchrun has started
     max_restarts: int = 0
@@ -78,6 +79,7 @@ class Request:
             "--checkpoint-every": str(self.checkpoint_every) or None,
             "--keep": self.keep,
             "--time-limit": None if self.time_limit is None else f"{self.time_limit:f}s",
+            "--stop-after": self.stop_after,
             "--sample-tokens": self.sample_tokens,
         }
         for option, value in options.items():

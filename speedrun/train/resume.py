@@ -2,7 +2,7 @@
 
 A resumed run continues exactly what was begun, so what would make it another run (config, dataset,
 tokenizer, code) is named and refused. A longer run is the same run as long as every step already
-done would have had the same schedules.
+done would have had the same schedules; so is one that stopped at its target and goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from speedrun.train.summary import Environment
 
 START = -1  # in place of a checkpoint's step: there is none yet
 LENGTH = "train.steps"  # may change as long as the steps done keep their schedules
+STOP = "train.stop"  # no step depends on it
 
 
 def find_step(run: RunFolder, display: Display) -> int:
@@ -58,7 +59,7 @@ def refuse_changes(
     ]
     changes += [
         f"{key} is {now!r} and was {was!r}"
-        for key, was, now in differences(old, config, but=(LENGTH,))
+        for key, was, now in differences(old, config, but=(LENGTH, STOP))
     ]
     environment = Environment.read(run.environment)
     if environment is None or environment.code_sha256 is None:

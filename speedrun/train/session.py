@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from speedrun.config.schema import Config
-from speedrun.errors import RunError
+from speedrun.errors import ConfigError, RunError
 from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
@@ -50,7 +50,12 @@ def run_training(
         with world.together():
             found = None if step == START else run.checkpoint(step)
             progress = Progress(**found.meta["progress"]) if found else Progress()
-            trainer = Trainer(config, world, dataset, progress)
+            if request.stop_after is not None and progress.step >= request.stop_after:
+                raise ConfigError(
+                    f"--stop-after {request.stop_after} cannot be used: {progress.step} steps of "
+                    f"{config.steps} are done"
+                )
+            trainer = Trainer(config, world, dataset, progress, request.stop_after)
             stack.enter_context(trainer.loader)
         with world.together():
             sinks = _open_folder(run, trainer, found, request, display) if world.first else []
@@ -114,6 +119,7 @@ def _open_log(trainer: Trainer, sinks: list[Sink], display: Display, *, resumed:
         start_seconds=trainer.progress.seconds,
         flops_per_token=flops_per_token(trainer.config, trainer.model),
         device=trainer.world.device,
+        last_step=trainer.last_step,
     )
     for note in trainer.notes:
         display.note(note)
@@ -160,6 +166,6 @@ def summarize(trainer: Trainer, code: int) -> Summary:
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         rewinds=progress.rewinds,
-        stopped_early=code != 0,
+        stopped_early=code != 0 or not trainer.complete,
         exit_code=code,
     )

@@ -50,13 +50,20 @@ PEAK_REPEATS = 3  # matmuls of which the best counts: some 35 ms on two cores
 
 class Trainer:
     def __init__(
-        self, config: Config, world: World, dataset: Path, progress: Progress | None = None
+        self,
+        config: Config,
+        world: World,
+        dataset: Path,
+        progress: Progress | None = None,
+        stop_after: int | None = None,
     ) -> None:
         """At step 0, or at the place in the data of a checkpoint's progress (see `restore`).
 
-        No rank talks to another here, so that a mistake on one of them can be told to all.
+        `stop_after` leaves later steps to those who resume the run. No rank talks to another here,
+        so that a mistake on one of them can be told to all.
         """
         self.config, self.world, self.progress = config, world, progress or Progress()
+        self.last_step = min(config.steps, stop_after or config.steps)
         shared = max(1, world.threads // config.machine.jobs)
         torch.set_num_threads(config.machine.threads or shared)
         # Attention weights and gradients fade into subnormal numbers, which CPUs compute in
@@ -192,11 +199,17 @@ class Trainer:
         return settings
 
     @property
-    def finished(self) -> bool:
+    def complete(self) -> bool:
+        """The run has come to the end that its config gives it."""
         at_target = (
             self.config.train.stop == "target" and self.progress.tokens_to_target is not None
         )
         return at_target or self.progress.step >= self.config.steps
+
+    @property
+    def finished(self) -> bool:
+        """It is complete, or as long as was asked for here."""
+        return self.complete or self.progress.step >= self.last_step
 
     @property
     def validation_due(self) -> bool:

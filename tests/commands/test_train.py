@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from speedrun.commands.train import print_result, train_command
+from speedrun.cli import app
+from speedrun.commands.train import command, print_result, train_command
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError, RunError
+from speedrun.science.committed import COMMITTED
+from speedrun.science.results import read_result
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 from tests.conftest import TINY
+from tests.train.heard import losses, same_bits, tensors
 
 FLAT = ("schedule.cooldown=0", "schedule.warmup=0", "schedule.momentum_warmup=0")
 
@@ -64,6 +72,59 @@ def test_another_machine_is_said_and_not_refused(
     train_command(Request(resume=True, folder=tmp_path / "run", steps=9, sample_tokens=0,
                           overrides=["machine.microbatch=2"]))  # fmt: skip
     assert "machine.microbatch is 2 and was 0: numbers may be" in capsys.readouterr().out
+
+
+def go_on(said: str) -> list[str]:
+    """The words after the program's name of the line that says how to go on."""
+    (line,) = [line for line in said.splitlines() if "train.stop" in line or "--resume" in line]
+    program, *words = shlex.split(line.split(": ")[-1])
+    assert program == "speedrun"
+    return words
+
+
+@pytest.mark.parametrize("stop", ["steps", "target"])
+def test_a_run_that_stopped_sooner_goes_on_by_the_line_it_printed(
+    words: tuple[str, ...], tmp_path: Path, stop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "a run"
+    train_command(request(overrides=words, folder=whole))
+    capsys.readouterr()
+    if stop == "steps":
+        train_command(request(overrides=words, folder=folder, stop_after=5))
+        assert "modern on nano: 5 of 8 steps of 256" in (said := capsys.readouterr().out)
+    else:
+        target = f"train.target={losses(whole, 'val')[1]}"
+        train_command(request(overrides=[*words, target, "train.stop=target"], folder=folder))
+        said = capsys.readouterr().out
+        line = go_on(said)
+        train_command(Request(resume=True, folder=folder, sample_tokens=0))
+        refused = capsys.readouterr().out
+        assert "reached its target in 4 of 8 steps: nothing to resume; for the others" in refused
+        assert go_on(refused) == line
+    done = CliRunner().invoke(app, [*go_on(said), "--sample-tokens", "0"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "go on:" not in done.output
+    assert losses(folder) == losses(whole)
+    assert losses(folder, "val") == losses(whole, "val")
+    assert same_bits(tensors(folder), tensors(whole))
+
+
+def test_lines_to_type_name_the_program_as_it_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new user's environment is not on the path."""
+    program = tmp_path / ".venv/bin/speedrun"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.argv", [".venv/bin/speedrun", "train"])
+    assert command("sample", "a run") == ".venv/bin/speedrun sample 'a run'"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command("sample", "a run") == "speedrun sample 'a run'"
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "speedrun/__main__.py"), "train"])
+    assert command("doctor") == f"{sys.executable} -m speedrun doctor"
 
 
 OLD_NAMES = {"machine.threads": ("train", "threads"), "machine.attention": ("attention", "backend")}
@@ -154,3 +215,16 @@ def test_the_result_shows_what_there_is(
     said = capsys.readouterr().out
     assert all(words in said for words in shown)
     assert not any(words in said for words in hidden)
+
+
+def test_the_result_stands_beside_the_race(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = resolve("best", "nano").config
+    race = read_result(COMMITTED)
+    facts = {"target": config.train.target, "dataset_fingerprint": race.dataset_fingerprint}
+    print_result(config, RunFolder(tmp_path), summary(**facts))
+    assert re.search(r"^in the race: +best took [\d,]+ tokens .*: \d+\.\d times as many \[\d",
+                     capsys.readouterr().out, re.MULTILINE)  # fmt: skip
+    print_result(config, RunFolder(tmp_path), summary(target=config.train.target))
+    assert "in the race" not in capsys.readouterr().out

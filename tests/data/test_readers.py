@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from speedrun.data.corpus import open_corpus
 from speedrun.data.readers import read_text
-from speedrun.errors import DataError
+from speedrun.errors import ConfigError, DataError
 
 
 def texts(*sources: Path | str, **options: object) -> list[str]:
@@ -204,3 +205,13 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "' + b"x" * (2 << 20))
     with pytest.raises(DataError, match="line 1 is longer than 1 MiB"):
         texts(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.zst", "a.parquet"])
+def test_a_missing_extra_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"the files extra: pip install 'speedrun\[files\]'"):
+        texts(tmp_path / name)

@@ -11,7 +11,8 @@ from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
 from speedrun.science.results import Ablation, Effect, Race, read_result
 
-RESULTS = Path(__file__).parent.parent.parent / "docs/results"
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = [ROOT / "speedrun/science/race.json", ROOT / "docs/results/race-15-16.json"]
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -22,13 +23,13 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         assert read_result(tmp_path / "result.json") == result
 
 
-@pytest.mark.parametrize("name", ["race.json", "race-15-16.json"])
-def test_a_published_race_is_written_as_it_was(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_a_published_race_is_written_as_it_was(path: Path, tmp_path: Path) -> None:
     """The same keys in the same order and the same values; what is new is how ratios were made and
     that runs went one at a time."""
-    race = read_result(RESULTS / name)
-    race.write(tmp_path / name)
-    then, now = (json.loads((folder / name).read_text()) for folder in (RESULTS, tmp_path))
+    race = read_result(path)
+    race.write(tmp_path / path.name)
+    then, now = (json.loads(file.read_text()) for file in (path, tmp_path / path.name))
     assert now.pop("jobs") == 1
     assert list(now) == list(then)
     assert json.dumps(now["entries"]) == json.dumps(then["entries"])

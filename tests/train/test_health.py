@@ -16,11 +16,9 @@ from torch import Tensor
 from speedrun.commands.train import print_result
 from speedrun.data.loader import Batch
 from speedrun.errors import RunError
-from speedrun.terminal.display import step_line
 from speedrun.train import checkpoint, log
 from speedrun.train.clock import Clock
 from speedrun.train.health import SPIKE_LEAST, SPIKE_WINDOW, Agreement, spike
-from speedrun.train.log import StepView
 from speedrun.train.progress import Progress
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
@@ -233,25 +231,6 @@ def test_records_are_strict_json_whatever_happens(
     assert {row["kind"] for row in rows} >= {"start", "train", "val", "nonfinite", "checkpoint"}
     assert [row["loss"] for row in rows if row["kind"] == "train"].count(None) == 2
     json.loads((tmp_path / "run/summary.json").read_text(), parse_constant=no_constants)
-
-
-def view(**changes: Any) -> StepView:
-    facts: dict[str, Any] = {
-        "step": 20, "total": 160, "loss": 4.5, "lr_multiplier": 0.75, "seconds": 10.0, "ms": 512.0,
-        "tokens_per_second": 16000.0, "peak_share": 0.41, "wait_share": 0.002, "eta": 71.0,
-        "val_loss": None, "val_bpb": None, "val_tokens": 65536, "verdict": "",
-    }  # fmt: skip
-    return StepView(**facts | changes)
-
-
-def test_the_step_line_says_all_there_is_to_know() -> None:
-    line = step_line(view())
-    for words in (
-        "step 20/160", "loss 4.5000", "lr x0.750", "512 ms", "16,000 tokens/s", "41% of peak",
-        "waiting for data 0.2%", "ETA 1:11",
-    ):  # fmt: skip
-        assert words in line
-    assert step_line(view(verdict="data-bound")).endswith("[data-bound]")
 
 
 def test_the_verdict_names_what_is_off() -> None:

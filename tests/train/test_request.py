@@ -36,6 +36,7 @@ def test_the_defaults_of_the_command_line_are_the_requests(
         Request(
             recipe="mine.toml", overrides=["model.layers=2", "train.target=4.0"], track="small",
             seed=3, steps=20, checkpoint_every=Interval(steps=5), keep=7, time_limit=90.0,
+            stop_after=12,
             log=("tensorboard", "wandb"), sample_tokens=0,
         ),
         Request(overrides=[], resume=True, force=True, checkpoint_every=Interval(seconds=30.0)),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from speedrun.config.schema import Config
-from speedrun.errors import RunError
+from speedrun.errors import ConfigError, RunError
 from speedrun.train.environment import code_hash
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
@@ -80,6 +80,36 @@ def test_a_run_is_made_longer_where_its_schedule_permits(tiny: Make, tmp_path: P
     run(tiny(*flat), tmp_path / "run")
     said = run(tiny(*flat, "train.steps=12"), tmp_path / "run", resume=True)
     assert any("train.steps goes from 8 to 12; the schedules" in line for line in said)
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("last", [4, 5])  # with a validation, and between two
+def test_a_run_stopped_after_some_steps_goes_on_as_if_it_had_not(
+    tiny: Make, tmp_path: Path, last: int
+) -> None:
+    run(tiny(), tmp_path / "whole")
+    said = run(tiny(), tmp_path / "run", stop_after=last)
+    folder = RunFolder(tmp_path / "run")
+    summary = folder.read_summary()
+    assert summary is not None
+    assert (summary.steps, summary.stopped_early, summary.exit_code) == (last, True, 0)
+    assert any(line.startswith(f"step {last}/{last}  loss") for line in said)
+    assert not folder.finished(tiny())
+    with pytest.raises(ConfigError, match=f"--stop-after 4 cannot be used: {last} steps of 8 are"):
+        run(tiny(), tmp_path / "run", resume=True, stop_after=4)
+    run(tiny(), tmp_path / "run", resume=True)
+    assert folder.finished(tiny())
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_that_stopped_at_its_target_goes_on_as_if_it_had_not(
+    tiny: Make, tmp_path: Path
+) -> None:
+    run(tiny(), tmp_path / "whole")
+    target = f"train.target={losses(tmp_path / 'whole', 'val')[1]}"  # of the first after step 0
+    run(tiny(target, "train.stop=target"), tmp_path / "run")
+    assert values(tmp_path / "run", "train") == [1, 2, 3, 4]
+    run(tiny(target, "train.stop=steps"), tmp_path / "run", resume=True)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
 
 
