@@ -18,7 +18,7 @@ from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 
-PROMPT = "def "  # of the text that a new model writes
+PROMPT = "class Reader:\n    def __init__(self"  # of the text that a new model writes
 
 
 def train_command(request: Request) -> None:

@@ -211,7 +211,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_missing_extra_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / name).write_bytes(b"")
+    (tmp_path / name).write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"the files extra: pip install 'speedrun\[files\]'"):
         texts(tmp_path / name)
