@@ -126,9 +126,9 @@ class Attention(nn.Module):
 
 def offset_new_keys(k_BTGK: Tensor, starts_BT: Tensor, cache: LayerCache) -> Tensor:
     """`offset_keys` of tokens that follow those in the cache."""
-    last = k_BTGK[:, :1] if cache.last_key is None else cache.last_key.transpose(1, 2)
-    cache.last_key = k_BTGK[:, -1:].transpose(1, 2)
-    return with_previous(k_BTGK, torch.cat([last, k_BTGK[:, :-1]], dim=1), starts_BT)
+    before = torch.cat([cache.last_key.transpose(1, 2), k_BTGK[:, :-1]], dim=1)
+    cache.last_key.copy_(k_BTGK[:, -1:].transpose(1, 2))
+    return with_previous(k_BTGK, before, starts_BT)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: LayerPlan, scale: float) -> Tensor:

@@ -20,28 +20,42 @@ class LayerCache:
 
     keys: Tensor  # (B, G, T, K)
     values: Tensor  # (B, G, T, K)
+    last_key: Tensor  # (B, G, 1, K): the last token's, before key_offset
     length: int = 0
-    last_key: Tensor | None = None  # (B, G, 1, K): the last token's, before key_offset
 
     def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Add new tokens; returns all keys and values so far."""
+        """Put new tokens behind the others; returns all keys and values so far."""
         end = self.length + k_BGTK.size(2)
         self.keys[:, :, self.length : end] = k_BGTK
         self.values[:, :, self.length : end] = v_BGTK
-        self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
 class Cache:
-    """All layers' keys and values, and the last token, which the bigram table needs."""
+    """All layers' keys and values, and the last token, which the bigram table needs.
+
+    Its tensors stay where they are, so that native code may be told once where that is.
+    """
 
     def __init__(self, layers: int, rows: int, heads: int, length: int, head_dim: int) -> None:
-        shape = (rows, heads, length, head_dim)
-        self.layers = [LayerCache(torch.zeros(shape), torch.zeros(shape)) for _ in range(layers)]
+        shape, last = (rows, heads, length, head_dim), (rows, heads, 1, head_dim)
+        self.layers = [
+            LayerCache(torch.zeros(shape), torch.zeros(shape), torch.zeros(last))
+            for _ in range(layers)
+        ]
         self.length = 0
         self.last_B1 = torch.full((rows, 1), -1)
 
     def advance(self, ids_BT: Tensor) -> None:
-        """Count the tokens that the layers have just added."""
-        self.length += ids_BT.size(1)
-        self.last_B1 = ids_BT[:, -1:]
+        """Count the tokens that the layers have just been given."""
+        self._count(self.length + ids_BT.size(1))
+        self.last_B1.copy_(ids_BT[:, -1:])
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._count(0)
+
+    def _count(self, length: int) -> None:
+        self.length = length
+        for layer in self.layers:
+            layer.length = length

@@ -11,6 +11,8 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from torch import Tensor, nn
 from speedrun.config.optimizer import Role
 from speedrun.config.schema import ModelConfig
 from speedrun.model.cache import Cache
+
+Ids = TypeVar("Ids", int, Tensor)
 
 
 class Table(nn.Module):
@@ -47,6 +51,11 @@ def previous_tokens(ids_BT: Tensor, starts_BT: Tensor, cache: Cache | None) -> T
     return previous_BT.masked_fill(starts_BT, -1)
 
 
+def hash_pair(ids: Ids, previous: Ids, rows: int) -> Ids:
+    """The row of a token with the one before it."""
+    return (36313 * ids ^ 27191 * previous) % rows
+
+
 class Bigrams(nn.Module):
     """An embedding of each token with the one before it, from a hashed table.
 
@@ -60,7 +69,7 @@ class Bigrams(nn.Module):
 
     def forward(self, ids_BT: Tensor, previous_BT: Tensor) -> Tensor:
         last = len(self.table.weight) - 1
-        hashed = (36313 * ids_BT.long() ^ 27191 * previous_BT.long()) % last
+        hashed = hash_pair(ids_BT.long(), previous_BT.long(), last)
         rows: Tensor = self.table(torch.where(previous_BT < 0, last, hashed))
         return rows
 

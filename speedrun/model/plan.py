@@ -115,6 +115,13 @@ class AttentionPlanner:
         starts_BQ = document_starts(documents_BT)[:, -queries:]
         return AttentionPlan((LayerPlan("dense", mask_BQT[:, None], starts_BQ),))
 
+    def first_keys(self, length: int) -> list[int]:
+        """The first key that each token of one document sees."""
+        documents_BT = torch.zeros(1, length, dtype=torch.int32)
+        window = None if self.window is None else self.window.cpu()
+        firsts: list[int] = first_key(documents_BT, window, self._config.window)[0].tolist()
+        return firsts
+
     def _documents(self, documents_BT: Tensor) -> Tensor:
         """Without attention.documents a row is one document."""
         assert self._window_known, "set_window comes before the first plan"

@@ -1,0 +1,211 @@
+// One token through the whole model in one call, for sampling; fp32.
+//
+// A token costs its products of matrices with a vector and little else, but torch calls 150 operators
+// for it, which take ten times as long. Here the model is a list of steps, made once (decode.py) and
+// run in order; a step is one operation on vectors. They know nothing of each other, so every switch
+// of the model is a matter of the list.
+//
+// Legend: H query heads, G key/value heads, T tokens the cache holds, K head width.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "parallel.h"
+#include "vec.h"
+
+namespace decoding {
+namespace {
+
+// Up to so many weights one thread is done before another is awake.
+constexpr int64_t ALONE = 65536;
+constexpr int64_t BLOCK = 16;  // rows of a matrix that a thread takes at once, at least
+
+// The token at hand: its row in each kind of table, and the first key that it sees.
+struct Token {
+  int64_t row[3], first;  // by its id, by the pair with the one before, by its position
+  int64_t position() const { return row[2]; }
+};
+
+// What the fields mean is said at each kind; those of a kind that are not named are not read.
+struct Step {
+  int64_t kind;
+  float *to, *x, *y, *z;
+  int64_t rows, columns, stride, group;
+  float a, b;
+};
+
+// to[i] = sum_j matrix[i][j] x[j]: two rows at a time share what they load of x.
+void multiply_rows(const float* matrix, int64_t rows, int64_t columns, const float* x, float* to) {
+  int64_t i = 0;
+  for (; i + 2 <= rows; i += 2, matrix += 2 * columns) {
+    Wide one, two;
+    sweep(0, columns, [&](auto at) {
+      Wide v = at(x);
+      one = one + at(matrix) * v, two = two + at(matrix + columns) * v;
+    });
+    to[i] = total(one), to[i + 1] = total(two);
+  }
+  if (i < rows) {
+    Wide one;
+    sweep(0, columns, [&](auto at) { one = one + at(matrix) * at(x); });
+    to[i] = total(one);
+  }
+}
+
+// to = a to + a row of the table y; `group` says by which number of the token.
+void add_row(const Step& s, const Token& token) {
+  const float* row = s.y + token.row[s.group] * s.columns;
+  sweep(0, s.columns, [&](auto at) {
+    Wide x = at(row);
+    at.put(s.to, s.a ? x + s.a * at(s.to) : x);
+  });
+}
+
+// to = a x + b y
+void mix(const Step& s) {
+  sweep(0, s.columns, [&](auto at) { at.put(s.to, s.a * at(s.x) + s.b * at(s.y)); });
+}
+
+// Each row of `to` = that of x over its root mean square; with a gain y, less its mean before, times
+// the gain, and plus a bias z if there is one. a: eps.
+void norm(const Step& s) {
+  for (int64_t row = 0; row < s.rows; row++) {
+    const float* from = s.x + row * s.columns;
+    float *to = s.to + row * s.columns, mean = 0;
+    if (s.y) {
+      Wide sum;
+      sweep(0, s.columns, [&](auto at) { sum = sum + at(from); });
+      mean = total(sum) / s.columns;
+    }
+    Wide squares;
+    sweep(0, s.columns, [&](auto at) {
+      Wide off = at(from, mean) - mean;
+      squares = squares + off * off;
+    });
+    float scale = 1.f / std::sqrt(total(squares) / s.columns + s.a);
+    sweep(0, s.columns, [&](auto at) {
+      Wide off = (at(from) - mean) * scale;
+      if (s.y) off = off * at(s.y);
+      at.put(to, s.z ? off + at(s.z) : off);
+    });
+  }
+}
+
+// Each row of `to`: the pairs (i, i + K/2) turned by the token's angles, cosines y and sines z.
+void turn_pairs(const Step& s, const Token& token) {
+  int64_t half = s.columns / 2;
+  const float *c = s.y + token.position() * half, *d = s.z + token.position() * half;
+  for (float* x = s.to; x < s.to + s.rows * s.columns; x += s.columns)
+    sweep(0, half, [=](auto at) {
+      Wide low = at(x), high = at(x + half);
+      at.put(x, low * at(c) + high * at(d));
+      at.put(x + half, high * at(c) - low * at(d));
+    });
+}
+
+// to = a to + b (matrix y times x + bias z)
+void product(const Step& s, int threads) {
+  if (s.rows * s.columns <= ALONE) threads = 1;
+  int64_t size = std::max(BLOCK, (s.rows / (4 * threads) + 1) & ~int64_t(1));
+  share_out((s.rows + size - 1) / size, 1, threads, [&](int64_t block) {
+    int64_t begin = block * size, count = std::min(size, s.rows - begin);
+    float done[4096];
+    for (int64_t end = begin + count; begin < end; begin += count) {
+      count = std::min<int64_t>(4096, end - begin);
+      multiply_rows(s.y + begin * s.columns, count, s.columns, s.x, done);
+      const float* bias = s.z ? s.z + begin : nullptr;
+      float* to = s.to + begin;
+      sweep(0, count, [&](auto at) {
+        Wide y = bias ? at(done) + at(bias) : at(done);
+        at.put(to, s.a ? s.a * at(to) + s.b * y : s.b * y);
+      });
+    }
+  });
+}
+
+void relu_squared(const Step& s) {
+  sweep(0, s.columns, [&](auto at) {
+    Wide kept = larger(Wide(0.f), at(s.x));  // in this order a NaN stays one
+    at.put(s.to, kept * kept);
+  });
+}
+
+void gelu(const Step& s) {
+  for (int64_t i = 0; i < s.columns; i++)
+    s.to[i] = s.x[i] * .5f * (1.f + std::erf(s.x[i] * float(M_SQRT1_2)));
+}
+
+// The second and the last quarter of each key are swapped with those kept of the token before, y;
+// the first token keeps its own.
+void offset_keys(const Step& s, const Token& token) {
+  int64_t quarter = s.columns / 4;
+  for (int64_t i = 0; i < s.rows * 4; i++) {
+    float *own = s.to + i * quarter, *kept = s.y + i * quarter;
+    if (i % 2 == 0) continue;
+    if (token.position() == 0)
+      std::copy_n(own, quarter, kept);
+    else
+      std::swap_ranges(own, own + quarter, kept);
+  }
+}
+
+// The rows of x to the token's place in the cache `to`, (G, T, K); stride: T K.
+void remember(const Step& s, const Token& token) {
+  for (int64_t row = 0; row < s.rows; row++)
+    std::copy_n(s.x + row * s.columns, s.columns,
+                s.to + row * s.stride + token.position() * s.columns);
+}
+
+// to = softmax(a x y^T) z for each head, over the keys the token sees: queries x, (H, K), keys y and
+// values z, (G, T, K); stride: T K; `group` query heads share a key head.
+void attend(const Step& s, const Token& token, int threads) {
+  int64_t count = token.position() + 1 - token.first, K = s.columns;
+  if (s.rows * count * K * 2 <= ALONE) threads = 1;
+  share_out(s.rows, 1, threads, [&](int64_t h) {
+    int64_t place = h / s.group * s.stride + token.first * K;
+    const float* values = s.z + place;
+    float* to = s.to + h * K;
+    std::vector<float> odds(count);
+    float* p = odds.data();
+    multiply_rows(s.y + place, count, K, s.x + h * K, p);
+    Wide peaks = p[0] * s.a, sum;
+    sweep(0, count, [&](auto at) { peaks = larger(peaks, at(p, p[0]) * s.a); });
+    float peak = largest(peaks);
+    sweep(0, count, [&](auto at) {
+      Wide x = exponential(at(p) * s.a - peak).value();
+      sum = sum + at.counted(x);
+      at.put(p, x);
+    });
+    float whole = total(sum);
+    sweep(0, K, [&](auto at) {
+      Wide mean;
+      for (int64_t t = 0; t < count; t++) mean = mean + p[t] * at(values + t * K);
+      at.put(to, mean / whole);
+    });
+  });
+}
+
+void run(const Step& s, const Token& token, int threads) {
+  switch (s.kind) {
+    case 0: return add_row(s, token);
+    case 1: return mix(s);
+    case 2: return norm(s);
+    case 3: return turn_pairs(s, token);
+    case 4: return product(s, threads);
+    case 5: return relu_squared(s);
+    case 6: return gelu(s);
+    case 7: return offset_keys(s, token);
+    case 8: return remember(s, token);
+    case 9: return attend(s, token, threads);
+  }
+}
+
+}  // namespace
+}  // namespace decoding
+
+extern "C" int decode(const decoding::Step* steps, int64_t count, int64_t id, int64_t pair,
+                       int64_t position, int64_t first, int threads) {
+  decoding::Token token{{id, pair, position}, first};
+  for (int64_t i = 0; i < count; i++) decoding::run(steps[i], token, threads);
+  return 0;
+}
