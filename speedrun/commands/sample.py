@@ -9,8 +9,12 @@ def sample_command(
     run: Path, *, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
 ) -> str:
     """Print the prompt and what follows; gives both."""
+    import torch
+
+    from speedrun.hardware import cores
     from speedrun.serve.sample import generate, load_run
 
+    torch.set_num_threads(cores())
     writer, tokenizer = load_run(run)
     text = prompt
     print(prompt, end="")

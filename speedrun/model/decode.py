@@ -20,13 +20,12 @@ from speedrun.model.attention import Attention
 from speedrun.model.block import Block
 from speedrun.model.cache import Cache, LayerCache
 from speedrun.model.embeddings import Table, hash_pair
-from speedrun.model.fused import softcap
 from speedrun.model.gpt import GPT
 from speedrun.model.linear import Linear, Norm
 from speedrun.model.rotary import Rotary
 
 # The kinds of steps, and by which number of a token a table is read, both as decode.cpp counts.
-ADD_ROW, MIX, NORM, TURN, PRODUCT, RELU_SQUARED, GELU, OFFSET, REMEMBER, ATTEND = range(10)
+ADD_ROW, MIX, NORM, TURN, PRODUCT, RELU_SQUARED, GELU, SOFTCAP, OFFSET, REMEMBER, ATTEND = range(11)
 ID, PAIR, POSITION = range(3)
 
 
@@ -100,6 +99,11 @@ class Steps:
         self._add(GELU if gelu else RELU_SQUARED, {"to": x, "x": x}, columns=len(x))
         return x
 
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        if cap:
+            self._add(SOFTCAP, {"to": x, "x": x}, columns=len(x), a=cap)
+        return x
+
     def offset_keys(self, k: Tensor, cache: LayerCache) -> None:
         """The unrotated half of each key from the token before, in place."""
         G, K = cache.last_key.size(1), cache.last_key.size(3)
@@ -120,7 +124,7 @@ class Steps:
 
 
 def steps_of(model: GPT, cache: Cache) -> tuple[Steps, Tensor]:
-    """The steps of one token, and where they leave its logits, before the softcap."""
+    """The steps of one token, and where they leave its logits."""
     config, steps = model.config, Steps()
     x = steps.row(torch.zeros(config.width), model.embedding, ID)
     if model.positions is not None:
@@ -143,7 +147,8 @@ def steps_of(model: GPT, cache: Cache) -> tuple[Steps, Tensor]:
         if config.value_residual and layer == 0:
             values = [own] * len(model.blocks)
     head = model.embedding.weight if model.head is None else model.head.weight
-    return steps, steps.product(steps.norm(x, model.norm), head[: model.vocab_size])
+    scores = steps.product(steps.norm(x, model.norm), head[: model.vocab_size])
+    return steps, steps.softcap(scores, config.softcap)
 
 
 def copy(steps: Steps, x: Tensor) -> Tensor:
@@ -220,7 +225,7 @@ class Decoder:
     """A model and its cache of one row; call it with a token to get the next one's logits."""
 
     def __init__(self, model: GPT, cache: Cache, kernel: native.Kernel) -> None:
-        self._cache, self._kernel, self._cap = cache, kernel, model.config.softcap
+        self._cache, self._kernel = cache, kernel
         self._pairs = 0 if model.bigrams is None else len(model.bigrams.table.weight)
         self._ids = len(model.embedding.weight)
         self.listed, self._logits = steps_of(model, cache)
@@ -236,7 +241,7 @@ class Decoder:
         program = ctypes.addressof(self._steps), len(self._steps)
         self._kernel.invoke("decode", [*program, token, pair, position, first])
         cache.advance(torch.tensor([[token]]))
-        return softcap(self._logits, self._cap) if self._cap else self._logits.clone()
+        return self._logits.clone()
 
 
 def decoder_for(model: GPT, cache: Cache) -> Decoder | None:
