@@ -173,7 +173,7 @@ def add_block(
     rotary: Rotary | None,
     cache: LayerCache,
 ) -> Tensor | None:
-    """Block.forward, x changed in place; returns the attention's own values, if it has attention."""
+    """Block.forward, x changed in place; returns the attention's own values, if there are any."""
     values = None
     if block.mix is not None:
         steps.mix(x, block.mix[0].item(), x, block.mix[1].item(), x0)

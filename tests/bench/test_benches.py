@@ -16,6 +16,7 @@ from speedrun.bench.loader import measure_loader
 from speedrun.bench.mask import library_mask, measure_mask, same_blocks
 from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
+from speedrun.bench.sample import measure_sample
 from speedrun.bench.start import measure_start, resident_share
 from speedrun.bench.step import Timed, measure_step, nano_trainer, optimizer_share, visible
 from speedrun.bench.timing import Figures, seconds_of
@@ -92,6 +93,16 @@ def test_checkpoint(tiny_words: tuple[str, ...]) -> None:
     figures = measure_checkpoint(1, tiny_words)
     assert_figures(figures, "share_of_step", "slowdown", "thread_seconds", "writer_seconds")
     assert float(figures["checkpoint_bytes"]) > 100_000
+
+
+def test_sample(tiny_words: tuple[str, ...]) -> None:
+    figures = measure_sample(1, ("modern", "baseline"), tiny_words)
+    for ending in ("", "_baseline"):
+        names = ("tokens_per_second", "tokens_per_second_recomputing", "cache_speedup",
+                 "times_of_products", "prompt_tokens_per_second")  # fmt: skip
+        assert_figures(figures, *(f"{name}{ending}" for name in names))
+        assert figures[f"prompt_tokens{ending}"] == 64
+        assert figures[f"prompt_passes{ending}"] == 1
 
 
 @pytest.mark.slow

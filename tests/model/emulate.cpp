@@ -4,6 +4,7 @@
 // int64, f a float, s the shape of an attention, t a packed (B, H, T, K) tensor after its three
 // strides, p an array, n a null. An answer is what the routine returned and the bytes of every t and p, in order.
 #include "attention.cpp"
+#include "decode.cpp"
 #include "fused.cpp"
 #include "linear.cpp"
 #include "loss.cpp"
@@ -68,6 +69,15 @@ std::function<int(Request&)> call(int (*routine)(A...)) {
   };
 }
 
+// decode, with all its memory in one array and the places in `steps` counted from its start.
+int decode_within(char* memory, decoding::Step* steps, int64_t count, int64_t id, int64_t pair,
+                  int64_t position, int64_t first, int threads) {
+  for (int64_t i = 0; i < count; i++)
+    for (float** place : {&steps[i].to, &steps[i].x, &steps[i].y, &steps[i].z})
+      if (*place) *place = (float*)(memory + (intptr_t)*place);
+  return decode(steps, count, id, pair, position, first, threads);
+}
+
 }  // namespace
 
 int main() {
@@ -91,6 +101,7 @@ int main() {
       {"mlp_backward", call(mlp_backward)},
       {"head_loss", call(head_loss)},
       {"orthogonalize", call(orthogonalize)},
+      {"decode_within", call(decode_within)},
       {"attention_forward", call(attention_forward)},
       {"attention_backward", call(attention_backward)},
   };

@@ -42,6 +42,8 @@ ROUTINES = (
     ("sum_products",),
     ("row_loss", "head_loss"),
     ("lower_product", "orthogonalize"),
+    ("multiply_rows", "decode"),
+    ("attend", "decode"),
     ("forward_tile", "attention_forward"),
     ("backward_tile", "attention_backward"),
 )
