@@ -11,6 +11,7 @@ Shapes: D width, H query heads, G key/value heads, T time, K head dim, F hidden 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Steps:
         self.steps: list[Step] = []
         self.tensors: list[Tensor] = []  # held here, for a place is good as long as its tensor
 
-    def _add(self, kind: int, places: dict[str, Tensor | None], **numbers: float) -> None:
+    def _add(self, kind: int, places: Mapping[str, Tensor | None], **numbers: float) -> None:
         step = Step(kind=kind, **numbers)
         for name, tensor in places.items():
             if tensor is not None:
@@ -74,9 +75,10 @@ class Steps:
         return to
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        places = {"to": torch.zeros_like(x), "x": x, "y": norm.gain, "z": norm.bias}
+        to = torch.zeros_like(x)
+        places = {"to": to, "x": x, "y": norm.gain, "z": norm.bias}
         self._add(NORM, places, rows=1, columns=len(x), a=norm.eps)
-        return places["to"]
+        return to
 
     def rotate(self, x: Tensor, rotary: Rotary, head_dim: int) -> None:
         """x turned as its position asks, in place."""
@@ -200,7 +202,7 @@ def add_attention(
     for project in attention.qkv:
         assert isinstance(project, Linear)
         parts.append(steps.product(x, project.weight, project.bias))
-    q, k, own_values = parts if len(parts) == 3 else parts[0].split(attention.splits)
+    q, k, own_values = parts if len(parts) == 3 else torch.split(parts[0], attention.splits)
     if attention.residual and value_input is None:
         value_input = own_values
     v = own_values

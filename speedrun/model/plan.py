@@ -117,9 +117,9 @@ class AttentionPlanner:
 
     def first_keys(self, length: int) -> list[int]:
         """The first key that each token of one document sees."""
-        documents_BT = torch.zeros(1, length, dtype=torch.int32)
-        window = None if self.window is None else self.window.cpu()
-        firsts: list[int] = first_key(documents_BT, window, self._config.window)[0].tolist()
+        documents_BT = self._documents(torch.zeros(1, length, dtype=torch.int32))
+        first_BT = first_key(documents_BT, self.window, self._config.window)
+        firsts: list[int] = first_BT[0].tolist()
         return firsts
 
     def _documents(self, documents_BT: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class OneArray(native.Kernel):
         array = torch.cat([torch.zeros(16), *self._parts])
         code = self._kernel.invoke("decode_within", [array, self._steps.clone(), *arguments[1:]])
         sizes = [part.numel() for part in self._parts]
-        for part, after in zip(self._parts, array[16:].split(sizes), strict=True):
+        for part, after in zip(self._parts, torch.split(array[16:], sizes), strict=True):
             part.copy_(after)
         return code
 
