@@ -48,8 +48,8 @@ def _module(name: str) -> Figures:
 
 
 NAMES = (
-    "loader", "attention", "fused", "mask", "step", "muon", "checkpoint", "ranks", "race", "start",
-    "sample", "claims",
+    "build", "loader", "attention", "fused", "mask", "step", "muon", "checkpoint", "ranks", "race",
+    "start", "sample", "claims",
 )  # fmt: skip
 BENCHES: dict[str, Callable[[], Figures]] = {name: partial(_module, name) for name in NAMES}
 BENCHES |= {"loader": _loader, "muon": _muon}

@@ -14,7 +14,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,11 @@ from speedrun.data.corpus import (
 )
 from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, SplitInfo
 from speedrun.data.journal import JOURNAL, BuildOptions, Journal, Scan
-from speedrun.data.shards import SHARD_TOKENS, ShardWriter
+from speedrun.data.shards import SHARD_TOKENS, ShardInfo, ShardWriter
 from speedrun.data.staging import empty, is_empty, locked_folder, swap_in
-from speedrun.data.stream import ProgressCallback, batches, hashed, read_ahead
+from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, read_ahead
 from speedrun.data.tokenizer import (
+    TokenIds,
     Tokenizer,
     TokenizerSpec,
     create_tokenizer,
@@ -193,44 +196,83 @@ def _training_texts(
 def _encode(
     corpus: Corpus, tokenizer: Tokenizer, journal: Journal, folder: Path, report: ProgressCallback
 ) -> dict[str, SplitInfo]:
-    assert journal.scan is not None
-    threshold, shard_tokens = journal.scan.threshold, journal.options.shard_tokens
-    writers = {
-        split: ShardWriter(folder, split, shard_tokens=shard_tokens, finished=state.shards)
-        for split, state in journal.splits.items()
-    }
-    # Where each split goes on: read once, since the journal moves while documents are written.
-    begin = {split: (state.document, state.offset) for split, state in journal.splits.items()}
-    eot = np.array([tokenizer.eot], np.uint16)
+    scan = journal.scan
+    assert scan is not None
     documents, size, fingerprint = Counter[str](), Counter[str](), hashlib.sha256()
-    for batch in read_ahead(batches(hashed(corpus, "encode", report))):
-        to_encode = []
-        for document in batch:
-            split = "val" if is_validation(document.hash, threshold) else "train"
-            documents[split] += 1
-            size[split] += document.bytes
-            fingerprint.update(document.hash)
-            if document.number >= begin[split][0]:
-                to_encode.append((split, document))
-        encoded = tokenizer.encode_batch([document.text for _, document in to_encode])
-        for (split, document), ids in zip(to_encode, encoded, strict=True):
-            first, offset = begin[split]
-            tokens = np.concatenate([eot, ids])
-            writer, state = writers[split], journal.splits[split]
-            writer.add(tokens[offset:] if document.number == first else tokens)
-            if len(writer.shards) > len(state.shards):
+
+    def encoded() -> Iterator[list[tuple[str, list[Hashed], list[TokenIds]]]]:
+        for batch in read_ahead(batches(hashed(corpus, "encode", report))):
+            parts: dict[str, list[Hashed]] = {split: [] for split in output.begin}
+            for document in batch:
+                split = "val" if is_validation(document.hash, scan.threshold) else "train"
+                documents[split] += 1
+                size[split] += document.bytes
+                fingerprint.update(document.hash)
+                if document.number >= output.begin[split][0]:
+                    parts[split].append(document)
+            texts = [document.text for part in parts.values() for document in part]
+            ids = iter(tokenizer.encode_batch(texts))
+            yield [(split, part, [*islice(ids, len(part))]) for split, part in parts.items()]
+
+    with closing(_Output(folder, journal, tokenizer.eot)) as output:
+        # One batch is hashed and written while the next one is encoded.
+        for parts in read_ahead(encoded(), depth=1):
+            for split, part, ids in parts:
+                output.add(split, part, ids)
+        if fingerprint.hexdigest() != scan.fingerprint:
+            journal.drop_shards(folder)  # they mix two states of the sources
+            raise DataError("the sources changed while they were being read: run the build again")
+        return {
+            split: SplitInfo(
+                sum(shard.tokens for shard in shards), documents[split], size[split], tuple(shards)
+            )
+            for split, shards in output.finish().items()
+        }
+
+
+class _Output:
+    """The shards of both splits; the journal hears of each that is finished."""
+
+    def __init__(self, folder: Path, journal: Journal, eot: int) -> None:
+        self._folder, self._journal = folder, journal
+        self._eot = np.array([eot], np.uint16)
+        self._writers = {
+            split: ShardWriter(
+                folder, split, shard_tokens=journal.options.shard_tokens, finished=state.shards
+            )
+            for split, state in journal.splits.items()
+        }
+        # Where each split goes on: read once, since the journal moves while documents are written.
+        self.begin = {
+            split: (state.document, state.offset) for split, state in journal.splits.items()
+        }
+
+    def add(self, split: str, documents: Sequence[Hashed], encoded: Sequence[TokenIds]) -> None:
+        """Write some documents of a split, none of them before `begin`, in one stream."""
+        if not documents:
+            return
+        ends = np.cumsum([1 + len(ids) for ids in encoded])
+        stream = np.concatenate([part for ids in encoded for part in (self._eot, ids)])
+        first, offset = self.begin[split]
+        done = offset if documents[0].number == first else 0
+        writer, state = self._writers[split], self._journal.splits[split]
+        while done < len(stream):
+            shards = len(writer.shards)
+            begin, done = done, min(done + writer.room, len(stream))
+            writer.add(stream[begin:done])
+            if len(writer.shards) > shards:
                 state.shards = list(writer.shards)
-                state.document, state.offset = document.number, len(tokens) - writer.pending
-                journal.save(folder)
-    if fingerprint.hexdigest() != journal.scan.fingerprint:
-        journal.drop_shards(folder)  # they mix two states of the sources
-        raise DataError("the sources changed while they were being read: run the build again")
-    splits = {}
-    for split, writer in writers.items():
-        shards = tuple(writer.finish())
-        tokens_written = sum(shard.tokens for shard in shards)
-        splits[split] = SplitInfo(tokens_written, documents[split], size[split], shards)
-    return splits
+                last = int(np.searchsorted(ends, done))  # the document that fills the shard
+                state.document = documents[last].number
+                state.offset = done - int(ends[last]) + 1 + len(encoded[last])
+                self._journal.save(self._folder)
+
+    def finish(self) -> dict[str, list[ShardInfo]]:
+        return {split: writer.finish() for split, writer in self._writers.items()}
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
 
 
 def _stored_tokenizer(folder: Path, journal: Journal) -> Tokenizer | None:

@@ -69,7 +69,7 @@ def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Docu
                 )
             text = _decode(line, path, start).removeprefix("\ufeff")
             start += len(line)
-            if text.strip():
+            if text and not text.isspace():
                 yield Document(_json_text(text, field, where), disk.tell())
 
 

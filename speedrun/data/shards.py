@@ -12,7 +12,8 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict
 
-from speedrun.errors import DataError
-from speedrun.files import write_atomically
+from speedrun.errors import DataError, SpeedrunError
+from speedrun.files import sha256_of, write_atomically
 
 Tokens = NDArray[np.uint16]
 
@@ -33,6 +34,7 @@ MAX_VOCAB = 65_535  # tokens are two bytes wide, and the largest two-byte number
 SHARD_TOKENS = 100_000_000
 MAX_SHARD_TOKENS = 2**31 - 1  # the header counts in int32
 CHUNK_BYTES = 64 << 10
+BLOCK_CHUNKS = 16  # a shard is hashed and written this many chunks at a time
 KEEP_BYTES = 512 << 20  # shards up to this size in all are kept in memory, and hashed before use
 
 # What the public shards hold; they come without a manifest.
@@ -128,10 +130,13 @@ class ShardInfo:
 
 
 class ShardWriter:
-    """Gathers documents into shards of `shard_tokens`, holding only the shard being filled.
+    """Puts documents into shards of `shard_tokens`, each on disk as far as it is filled.
+
+    Only a block of a shard is ever in memory. Its file has a temporary name until it is full, so a
+    shard with its own name is whole; `close` removes the one that is not.
 
     A stopped build hands the shards it had completed as `finished` and goes on with the token
-    after them: `pending` says how many of the tokens added are not yet in a shard on disk.
+    after them: `pending` says how many of the tokens added are not yet in a finished shard.
     """
 
     def __init__(
@@ -145,37 +150,108 @@ class ShardWriter:
         if not 0 < shard_tokens <= MAX_SHARD_TOKENS:
             raise DataError(f"a shard holds 1 to {MAX_SHARD_TOKENS} tokens, not {shard_tokens}")
         self.shards = list(finished)
-        self._folder, self._split = folder, split
-        self._full = HEADER_BYTES + TOKEN_DTYPE.itemsize * shard_tokens
-        self._image = bytearray(HEADER_BYTES)
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self._shard: _GrowingShard | None = None
 
     @property
     def pending(self) -> int:
-        return (len(self._image) - HEADER_BYTES) // TOKEN_DTYPE.itemsize
+        return self._shard.tokens if self._shard else 0
+
+    @property
+    def room(self) -> int:
+        """How many tokens more fill the shard."""
+        return self._shard_tokens - self.pending
 
     def add(self, tokens: NDArray[np.integer]) -> None:
         data = _token_bytes(tokens)
         while data:
-            room = self._full - len(self._image)
-            self._image += data[:room]
+            if self._shard is None:
+                name = f"speedrun_{self._split}_{len(self.shards):06d}.bin"
+                self._shard = _GrowingShard(self._folder / name, self._shard_tokens)
+            room = TOKEN_DTYPE.itemsize * self.room
+            self._shard.add(data[:room])
             data = data[room:]
-            if len(self._image) == self._full:
-                self._flush()
+            if not self.room:
+                self._finish_shard(self._shard)
 
     def finish(self) -> list[ShardInfo]:
-        """Write what is left, a shorter last shard, and return every shard in order."""
-        if self.pending:
-            self._flush()
+        """Complete what is left, a shorter last shard, and return every shard in order."""
+        if self._shard:
+            self._finish_shard(self._shard)
         return self.shards
 
-    def _flush(self) -> None:
-        count, image = self.pending, self._image
-        image[:HEADER_BYTES] = _header(count)
-        name = f"speedrun_{self._split}_{len(self.shards):06d}.bin"
-        write_atomically(self._folder / name, image)
-        digest = hashlib.sha256(image).hexdigest()
-        self.shards.append(ShardInfo(name, count, digest, chunk_checksums(image)))
-        self._image = bytearray(HEADER_BYTES)
+    def close(self) -> None:
+        """Remove the shard being filled, if there is one."""
+        if self._shard:
+            self._shard.discard()
+        self._shard = None
+
+    def _finish_shard(self, shard: _GrowingShard) -> None:
+        self.shards.append(shard.finish())
+        self._shard = None
+
+
+class _GrowingShard:
+    """A shard under a temporary name, hashed and checksummed block by block as it is written."""
+
+    def __init__(self, path: Path, full: int) -> None:
+        self.tokens, self._full = 0, full
+        self._path, self._temporary = path, path.with_name(path.name + ".tmp")
+        self._digest, self._chunks = hashlib.sha256(), list[str]()
+        self._block, self._block_bytes = bytearray(_header(full)), BLOCK_CHUNKS * CHUNK_BYTES
+        with self._writing():
+            self._file = self._temporary.open("wb", buffering=0)
+
+    def add(self, data: memoryview) -> None:
+        self.tokens += len(data) // TOKEN_DTYPE.itemsize
+        while data:
+            room = self._block_bytes - len(self._block)
+            self._block += data[:room]
+            data = data[room:]
+            if len(self._block) == self._block_bytes:
+                self._write_block()
+
+    def finish(self) -> ShardInfo:
+        self._write_block()
+        digest = self._digest.hexdigest()
+        with self._writing():
+            if self.tokens < self._full:
+                digest = self._correct_header()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self._path)
+        return ShardInfo(self._path.name, self.tokens, digest, tuple(self._chunks))
+
+    def discard(self) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _write_block(self) -> None:
+        self._digest.update(self._block)
+        self._chunks += chunk_checksums(self._block)
+        rest = memoryview(self._block)
+        with self._writing():
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._block = bytearray()
+
+    def _correct_header(self) -> str:
+        """The file was begun as a full shard; say how long it is, and hash it again."""
+        os.pwrite(self._file.fileno(), _header(self.tokens), 0)
+        with self._temporary.open("rb") as file:
+            self._chunks[:1] = chunk_checksums(file.read(CHUNK_BYTES))
+        return sha256_of(self._temporary)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            self._temporary.unlink(missing_ok=True)
+            raise SpeedrunError(
+                f"cannot write {self._path}: {problem.strerror}; free some space or choose "
+                "another folder"
+            ) from problem
 
 
 @dataclass(frozen=True)
