@@ -296,8 +296,7 @@ def grown_megabytes(tmp_path: Path, megabytes: int, tokenizer: str) -> int:
         while file.tell() < megabytes << 20:
             file.write(text)
     code = BUILD.replace("build_dataset(sources, Path(out), tokenizer, **options)\n", MEASURE)
-    options = {"shard_tokens": 1_000_000}
-    job = json.dumps([[str(small), str(large)], str(tmp_path / "out"), tokenizer, options])
+    job = json.dumps([[str(small), str(large)], str(tmp_path / "out"), tokenizer, {}])
     # Threads and their arenas go with the cores of a machine, not with the corpus.
     few = {**os.environ, "RAYON_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "2"}
     words = [sys.executable, "-c", code, job]

@@ -14,6 +14,7 @@ from speedrun.data.corpus import (
     NOT_UTF8,
     OTHER_FILES,
     Corpus,
+    SourceFile,
     is_validation,
     open_corpus,
     validation_threshold,
@@ -36,6 +37,18 @@ def test_folders_and_globs_are_sorted_and_hidden_files_left_out(tmp_path: Path) 
     assert +notes == {OTHER_FILES: 1, BLANK: 2}
     assert corpus.names == (tmp_path.name,)
     assert corpus.total_bytes == documents[-1].read
+
+
+def test_files_of_a_folder_share_all_but_a_name(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("x")
+    files = [
+        source for source in open_corpus([str(tmp_path)]).sources if isinstance(source, SourceFile)
+    ]
+    assert [file.path for file in files] == [tmp_path / f"{number}.txt" for number in range(3)]
+    assert [file.name for file in files] == [f"{tmp_path.name}/{number}.txt" for number in range(3)]
+    assert len({id(file.home) for file in files}) == len({id(file.source) for file in files}) == 1
+    assert not any(hasattr(file, "__dict__") for file in files)
 
 
 def test_notes_count_cut_files(tmp_path: Path) -> None:

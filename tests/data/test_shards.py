@@ -21,6 +21,7 @@ from speedrun.data.shards import (
     write_shard,
 )
 from speedrun.errors import DataError, SpeedrunError
+from speedrun.files import has_sha256
 
 
 def public_file(path: Path, tokens: list[int]) -> None:
@@ -144,23 +145,33 @@ def test_a_stopped_writer_goes_on_where_its_shards_end(tmp_path: Path) -> None:
         assert (resumed / path.name).read_bytes() == path.read_bytes()
 
 
-def test_the_writer_needs_memory_for_one_shard_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shard_tokens", "count"), [(500_000, 16), (100_000_000, 1)])
+def test_the_writer_needs_memory_for_a_block_only(
+    tmp_path: Path, shard_tokens: int, count: int
+) -> None:
     document = np.zeros(50_000, dtype=np.uint16)
     tracemalloc.start()
     try:
-        writer = ShardWriter(tmp_path, "train")  # 200 MB when full
-        writer.add(document)
-        small = tracemalloc.get_traced_memory()[1]
-        writer = ShardWriter(tmp_path, "train", shard_tokens=500_000)
-        tracemalloc.reset_peak()
-        for _ in range(80):  # eight shards of 1 MB
+        writer = ShardWriter(tmp_path, "train", shard_tokens=shard_tokens)
+        for _ in range(160):  # 16 MB, in shards of 1 MB or as a part of one of 200 MB
             writer.add(document)
+        found = writer.finish()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(writer.finish()) == 8
-    assert small < 1_000_000
+    assert len(found) == count
     assert peak < 2_500_000
+
+
+def test_a_shard_has_no_name_before_it_is_whole(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, "train", shard_tokens=1_000_000)
+    writer.add(np.zeros(1_600_000, dtype=np.uint16))
+    names = ["speedrun_train_000000.bin", "speedrun_train_000001.bin.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (writer.pending, writer.room) == (600_000, 400_000)
+    writer.close()
+    assert [path.name for path in tmp_path.iterdir()] == names[:1]
+    assert has_sha256(tmp_path / names[0], writer.shards[0].sha256)
 
 
 def test_chunk_checksums_cover_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
