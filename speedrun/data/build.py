@@ -4,7 +4,7 @@
    whatever is wrong with the input before anything is written.
 2. Learn the tokenizer from training documents alone (only `bpe:N` needs this stream).
 3. Encode on all cores, into shards of a fixed number of tokens that are written as they fill: a
-   thread reads ahead, others encode, and the main one hashes and writes.
+   thread reads ahead, another encodes, and the main one hashes and writes.
 
 Work happens in `<out>.partial`, where a journal keeps the scan, the tokenizer and every finished
 shard. A killed build goes on from there and ends in the same bytes; the folder takes its real name
@@ -34,7 +34,7 @@ from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, SplitInfo
 from speedrun.data.journal import JOURNAL, BuildOptions, Journal, Scan
 from speedrun.data.shards import SHARD_TOKENS, ShardInfo, ShardWriter
 from speedrun.data.staging import empty, is_empty, locked_folder, swap_in
-from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, map_ahead, read_ahead
+from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, read_ahead
 from speedrun.data.tokenizer import (
     TokenIds,
     Tokenizer,
@@ -201,29 +201,24 @@ def _encode(
     assert scan is not None
     documents, size, fingerprint = Counter[str](), Counter[str](), hashlib.sha256()
 
-    def by_split(batch: list[Hashed]) -> dict[str, list[Hashed]]:
-        """Count the documents of a batch, and find those that are not on disk yet."""
-        parts: dict[str, list[Hashed]] = {split: [] for split in output.begin}
-        for document in batch:
-            split = "val" if is_validation(document.hash, scan.threshold) else "train"
-            documents[split] += 1
-            size[split] += document.bytes
-            fingerprint.update(document.hash)
-            if document.number >= output.begin[split][0]:
-                parts[split].append(document)
-        return parts
-
-    def encode(parts: dict[str, list[Hashed]]) -> list[tuple[str, list[Hashed], list[TokenIds]]]:
-        texts = [document.text for part in parts.values() for document in part]
-        ids = iter(tokenizer.encode_batch(texts))
-        return [(split, part, [*islice(ids, len(part))]) for split, part in parts.items()]
+    def encoded() -> Iterator[list[tuple[str, list[Hashed], list[TokenIds]]]]:
+        for batch in read_ahead(batches(hashed(corpus, "encode", report))):
+            parts: dict[str, list[Hashed]] = {split: [] for split in output.begin}
+            for document in batch:
+                split = "val" if is_validation(document.hash, scan.threshold) else "train"
+                documents[split] += 1
+                size[split] += document.bytes
+                fingerprint.update(document.hash)
+                if document.number >= output.begin[split][0]:
+                    parts[split].append(document)
+            texts = [document.text for part in parts.values() for document in part]
+            ids = iter(tokenizer.encode_batch(texts))
+            yield [(split, part, [*islice(ids, len(part))]) for split, part in parts.items()]
 
     with closing(_Output(folder, journal, tokenizer.eot)) as output:
-        read = read_ahead(batches(hashed(corpus, "encode", report)))
-        # Two batches at a time: cores that are done with one begin the next, while this thread
-        # hashes and writes the one before.
-        for encoded in map_ahead(encode, map(by_split, read), depth=2):
-            for split, part, ids in encoded:
+        # One batch is hashed and written while the next one is encoded.
+        for parts in read_ahead(encoded(), depth=1):
+            for split, part, ids in parts:
                 output.add(split, part, ids)
         if fingerprint.hexdigest() != scan.fingerprint:
             journal.drop_shards(folder)  # they mix two states of the sources

@@ -7,18 +7,17 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from speedrun.data.corpus import Corpus, Notes
 from speedrun.hardware import cores
 
 T = TypeVar("T")
-R = TypeVar("R")
 # What is being done or fetched, bytes so far, bytes in all (0 if not known).
 ProgressCallback = Callable[[str, int, int], None]
 
-BATCH_BYTES_PER_CORE = 512 << 10  # of text encoded at once; about six batches are in memory
+BATCH_BYTES_PER_CORE = 1 << 20  # of text encoded at once; about five batches are in memory
 BATCH_DOCUMENTS = 4096
 PROGRESS_SECONDS = 0.1
 
@@ -67,15 +66,3 @@ def read_ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
         while (item := coming.popleft().result()) is not end:
             coming.append(thread.submit(next, items, end))
             yield item  # type: ignore[misc]
-
-
-def map_ahead(function: Callable[[T], R], items: Iterator[T], depth: int) -> Iterator[R]:
-    """`function` of each item, in order, with `depth` of them under way in threads."""
-    with ThreadPoolExecutor(depth) as threads:
-        coming: deque[Future[R]] = deque()
-        for item in items:
-            coming.append(threads.submit(function, item))
-            if len(coming) > depth:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()

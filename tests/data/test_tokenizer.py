@@ -86,20 +86,6 @@ def test_ids_equal_those_of_the_tokenizers_library(tmp_path: Path) -> None:
         assert library.decode(library.encode(text).ids) == text
 
 
-def test_a_forked_process_encodes_too() -> None:
-    code = (
-        "import os, sys\n"
-        "from speedrun.data.tokenizer import train_bpe\n"
-        "bpe = train_bpe(['one two one two'] * 9, 260)\n"
-        "before = [ids.tolist() for ids in bpe.encode_batch(['one', 'two one', 'two'])]\n"
-        "child = os.fork()\n"
-        "after = [ids.tolist() for ids in bpe.encode_batch(['one', 'two one', 'two'])]\n"
-        "assert after == before\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
 def test_long_runs_do_not_blow_up() -> None:
     for text in (" " * 300_000 + "x", "a" * 300_000, "\n" * 300_000, "é" * 100_000):
         assert BPE.decode(BPE.encode(text)) == text
