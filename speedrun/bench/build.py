@@ -175,7 +175,8 @@ def measure_memory(sizes: Sequence[int] = (100, 2000), tokenizer: str = "byte") 
     """Peak memory of a build of each size, and how much more the last one takes than the first."""
     pieces = standard_library()
     peaks = {size: build_memory(pieces, size, tokenizer) / MB for size in sizes}
-    return {f"memory_{size_name(size)}": peak for size, peak in peaks.items()} | {
+    return {
+        **{f"memory_{size_name(size)}": peak for size, peak in peaks.items()},
         "memory_growth_mb": max(0.0, peaks[sizes[-1]] - peaks[sizes[0]]),
         "memory_tokenizer": tokenizer,
     }

@@ -6,6 +6,8 @@ the same products or move as many bytes take turns; a figure is the median of it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,7 @@ def measure_fused(repeats: int = 30, tokens: int | None = None) -> Figures:
     typical = take_turns(
         {
             "loss": lambda: products._head_loss(x_ND, head_VD, targets_N, CAP, True),
-            "loss in torch": lambda: torch.autograd.grad(loss_in_torch(*leaves, targets_N), leaves),
+            "loss in torch": lambda: torch.autograd.grad(loss_in_torch(leaves, targets_N), leaves),
             "native products": native_products,
             "torch products": torch_products,
             "relu forward": lambda: fused._relu_squared(wide),
@@ -75,6 +77,7 @@ def measure_fused(repeats: int = 30, tokens: int | None = None) -> Figures:
     }
 
 
-def loss_in_torch(x_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
+def loss_in_torch(leaves: Sequence[Tensor], targets_N: Tensor) -> Tensor:
+    x_ND, head_VD = leaves
     logits_NV = fused.softcap(x_ND @ head_VD.mT, CAP)
     return torch.nn.functional.cross_entropy(logits_NV, targets_N)

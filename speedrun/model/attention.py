@@ -6,7 +6,7 @@ Legend: B rows, H query heads, G key/value heads, T tokens, D width, K head widt
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -109,16 +109,17 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, norm: Norm, angles: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, T, heads, K)."""
-        first = self.qkv[0]
-        assert isinstance(first, Linear)
-        if norm.gain is None and first.bias is None:
-            weights = [part.weight for part in self.qkv]
-            parts = first.weight.split(self.splits) if len(weights) == 1 else weights
-            return norm_qkv(x_BTD, parts, angles, self.head_dim, self.eps, qk_norm=self.qk_norm)
+        layers = [layer for layer in self.qkv if isinstance(layer, Linear)]
+        if norm.gain is None and layers[0].bias is None:
+            weights: Sequence[Tensor] = [layer.weight for layer in layers]
+            if len(weights) == 1:
+                weights = torch.split(weights[0], self.splits)
+            return norm_qkv(x_BTD, weights, angles, self.head_dim, self.eps, qk_norm=self.qk_norm)
         B, T, _ = x_BTD.shape
-        normed = norm(x_BTD)
-        parts = [project(normed) for project in self.qkv]
-        parts = parts[0].split(self.splits, dim=-1) if len(parts) == 1 else parts
+        normed_BTD = norm(x_BTD)
+        parts: Sequence[Tensor] = [layer(normed_BTD) for layer in layers]
+        if len(parts) == 1:
+            parts = torch.split(parts[0], self.splits, dim=-1)
         q, k, v = (part.view(B, T, -1, self.head_dim) for part in parts)
         q, k = (turn(part, angles, self.eps if self.qk_norm else None) for part in (q, k))
         return q, k, v

@@ -182,7 +182,7 @@ def add_block(
     if block.attention is not None and block.norm1 is not None:
         h = steps.norm(x, block.norm1)
         y, values = add_attention(steps, h, value_input, block.attention, rotary, cache)
-        steps.add_product(x, block.factor, y, block.attention.output)
+        steps.add_product(x, block.attention.factor, y, block.attention.output)
     up = block.mlp.up
     hidden = steps.product(steps.norm(x, block.norm2), up.weight, up.bias)
     steps.add_product(x, 1.0, steps.activate(hidden, gelu=block.mlp.gelu), block.mlp.down)

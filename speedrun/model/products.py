@@ -56,8 +56,8 @@ def norm_qkv(
     B, T, _ = x_BTD.shape
     cos_TK, sin_TK = angles or (None, None)
     if _native_for(x_BTD, *weights):
-        outputs = _norm_qkv(x_BTD, *weights, cos_TK, sin_TK, eps, head_dim, qk_norm)
-        return outputs[:3]
+        wq, wk, wv = weights
+        return _norm_qkv(x_BTD, wq, wk, wv, cos_TK, sin_TK, eps, head_dim, qk_norm)[:3]
     normed_BTD = rms_norm(x_BTD, eps)
     q, k, v = (linear(normed_BTD, weight).view(B, T, -1, head_dim) for weight in weights)
     return *(turn(y, angles, eps if qk_norm else None) for y in (q, k)), v  # type: ignore[return-value]
@@ -274,8 +274,8 @@ def _keep_norm_qkv(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _norm_qkv_gradients(ctx, dq, dk, dv, *_):  # type: ignore[no-untyped-def]
     q, k, *rest = ctx.saved_tensors
     given = zip((dq, dk, dv), (q.shape, k.shape, ctx.like_v), strict=True)
-    gradients = [q.new_zeros(shape) if g is None else g for g, shape in given]
-    return *_norm_qkv_backward(*gradients, q, k, *rest), None, None, None, None, None
+    known = [q.new_zeros(shape) if g is None else g for g, shape in given]
+    return *_norm_qkv_backward(*known, q, k, *rest), None, None, None, None, None  # type: ignore[call-arg]
 
 
 def _keep_add_mlp(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

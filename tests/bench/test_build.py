@@ -48,11 +48,13 @@ def test_the_build_that_is_timed_is_the_build(tmp_path: Path) -> None:
         build_with(tokenizer, path)
         dataset = Dataset.open(tmp_path / "dataset")
         assert dataset.tokenizer_fingerprint == tokenizer.fingerprint
-        assert dataset.manifest is not None
+        manifest = dataset.manifest
+        assert manifest is not None
         size = sum(len(document.text.encode()) for document in open_corpus([str(path)]).documents())
-        assert sum(split.bytes for split in dataset.manifest.splits.values()) == size
+        assert sum(split.bytes for split in manifest.splits.values()) == size
     learned = build_dataset([str(path)], tmp_path / "learned", "bpe:300")
-    assert learned.source_fingerprint == dataset.manifest.source_fingerprint
+    assert manifest is not None
+    assert learned.source_fingerprint == manifest.source_fingerprint
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["dataset", "learned", path.name]
 
 

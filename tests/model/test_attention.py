@@ -117,7 +117,8 @@ def test_keys_that_follow_a_cache_are_offset_as_all_at_once() -> None:
     starts = torch.zeros(2, 9, dtype=torch.bool)
     starts[:, 0] = starts[0, 5] = starts[1, 4] = True
     k = torch.randn(2, 9, 3, 16)
-    cache, cuts = LayerCache(torch.zeros(0), torch.zeros(0)), [0, 3, 4, 5, 9]
+    room = torch.zeros(2, 3, 9, 16)
+    cache, cuts = LayerCache(room, room.clone(), room[:, :, :1].clone()), [0, 3, 4, 5, 9]
     pieces = [offset_new_keys(k[:, a:b], starts[:, a:b], cache) for a, b in pairwise(cuts)]
     assert torch.equal(torch.cat(pieces, dim=1), offset_keys(k, starts))
 

@@ -40,7 +40,8 @@ def _however_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weight(outputs: int, inputs: int, seed: int = 1) -> Tensor:
-    return normal(outputs, inputs, seed=seed) / inputs**0.5
+    matrix: Tensor = normal(outputs, inputs, seed=seed) / inputs**0.5
+    return matrix
 
 
 @every_build
@@ -65,7 +66,8 @@ def test_add_linear(rows: int, wide: int, out: int, factor: float) -> None:
 def test_add_mlp(rows: int, D: int, F: int) -> None:
     x = normal(1, rows, D)
     x[0, rows // 2] = 0
-    assert_twins(lambda *inputs: add_mlp(*inputs, EPS), x, weight(F, D), weight(D, F, seed=2))
+    assert_twins(lambda x, up, down: add_mlp(x, up, down, EPS),
+                 x, weight(F, D), weight(D, F, seed=2))  # fmt: skip
 
 
 @every_build
@@ -250,7 +252,7 @@ MANY = 1300
 RUNS: dict[str, tuple[Callable[..., Tensor], Inputs]] = {
     "linear": (linear, (normal(MANY, 32), weight(48, 32))),
     "add_linear": (
-        lambda *inputs: add_linear(*inputs, 0.3),
+        lambda x, h, last: add_linear(x, h, last, 0.3),
         (normal(1, MANY, 48), normal(1, MANY, 32), weight(48, 32)),
     ),
     "norm_qkv": (
@@ -258,7 +260,7 @@ RUNS: dict[str, tuple[Callable[..., Tensor], Inputs]] = {
         (normal(1, MANY, 48), *(weight(32, 48, seed=seed) for seed in range(3))),
     ),
     "add_mlp": (
-        lambda *inputs: add_mlp(*inputs, EPS),
+        lambda x, up, down: add_mlp(x, up, down, EPS),
         (normal(1, MANY, 32), weight(80, 32), weight(32, 80)),
     ),
     "head_loss": (
@@ -389,10 +391,10 @@ def test_ops_are_sound() -> None:
         (products._norm_qkv, (x, up, up, up, None, None, EPS, 16, False)),
         (products._add_mlp, (flat, up, down, EPS)),
     ):
-        torch.library.opcheck(op, arguments)
+        torch.library.opcheck(op, arguments)  # type: ignore[arg-type]
     # The gradients that `head_loss` returns beside the loss are not differentiable themselves.
     loss = (flat.detach(), normal(50, 16), targets_of(40, 50)[0], 15.0, True)
-    torch.library.opcheck(products._head_loss, loss)
+    torch.library.opcheck(products._head_loss, loss)  # type: ignore[arg-type]
 
 
 MEMORY = """

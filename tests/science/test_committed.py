@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +12,7 @@ from speedrun.science.committed import COMMITTED, beside_the_race
 from speedrun.science.results import Race, read_result
 from speedrun.train.summary import Summary
 
-RACE = read_result(COMMITTED)
-assert isinstance(RACE, Race)
+RACE = cast(Race, read_result(COMMITTED))
 
 
 def config(recipe: str = "best", track: str = "nano", *overrides: str) -> Config:
