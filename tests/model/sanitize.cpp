@@ -43,6 +43,8 @@ Array unwritten(int64_t size) {
   return made;
 }
 
+float* given(bool is, Array& x) { return is ? x.data.get() : nullptr; }
+
 template <typename... Arrays>
 void written(const char* routine, Arrays&... arrays) {
   bool whole = true;
@@ -84,8 +86,8 @@ void qkv(int64_t rows, int threads) {
         q = unwritten(rows * H * K), k = unwritten(rows * G * K), v = unwritten(rows * G * K),
         rq = unwritten(normed * rows * H), rk = unwritten(normed * rows * G), dx = unwritten(rows * D),
         dWq = unwritten(H * K * D), dWk = unwritten(G * K * D), dWv = unwritten(G * K * D);
-  float *c = rotated ? cos : nullptr, *s = rotated ? sin : nullptr;
-  float *iq = normed ? rq : nullptr, *ik = normed ? rk : nullptr;
+  float *c = given(rotated, cos), *s = given(rotated, sin);
+  float *iq = given(normed, rq), *ik = given(normed, rk);
   qkv_forward(x, Wq, Wk, Wv, c, s, 1e-6f, r, q, k, v, iq, ik, rows, T, D, H, G, K, threads);
   Array dq = filled(rows * H * K), dk = filled(rows * G * K), dv = filled(rows * G * K);
   qkv_backward(dq, dk, dv, q, k, iq, ik, x, r, Wq, Wk, Wv, c, s, dx, dWq, dWk, dWv, rows, T, D, H, G, K,
@@ -114,7 +116,7 @@ void elementwise(int64_t rows, int threads) {
   Array x = filled(size), g = filled(size), y = unwritten(size), dx = unwritten(size), dy = unwritten(size),
         r = unwritten(normed * rows * H), cos = filled(rotated * T * K / 2),
         sin = filled(rotated * T * K / 2);
-  float *c = rotated ? cos : nullptr, *s = rotated ? sin : nullptr, *inverse = normed ? r : nullptr;
+  float *c = given(rotated, cos), *s = given(rotated, sin), *inverse = given(normed, r);
   norm_rotate_forward(x, c, s, 1e-6f, y, inverse, rows, T, H, K, threads);
   norm_rotate_backward(g, y, inverse, c, s, dx, rows, T, H, K, threads);
   written("norm_rotate", y, dx, r);
