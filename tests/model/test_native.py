@@ -61,6 +61,12 @@ def hot(loops: list[Loop]) -> list[Loop]:
     return [loop for loop in loops if (loop.packed or loop.scalar) and not loop.calls]
 
 
+def adds_to_a_diagonal(loop: Loop) -> bool:
+    """Muon's polynomial has a multiple of the identity: one number a row, far from the next."""
+    ours = any(name in loop.function for name in ("orthogonalize", "Matrix::"))
+    return ours and all(re.match("v?addss|fadd", operation) for operation in loop.scalar)
+
+
 @pytest.mark.parametrize(("compiler", "cpu", "openmp", "register"), OBJECTS)
 def test_hot_loops_are_vectors(
     compiler: str, cpu: str, openmp: bool, register: str, tmp_path: Path
@@ -79,7 +85,11 @@ def test_hot_loops_are_vectors(
         pytest.fail(said)
     loops = hot(innermost_loops(library, objdump))
     # A reduction's last lanes or a target's one logit may be scalar beside the vectors of a loop.
-    scalar = [loop for loop in loops if 10 * len(loop.scalar) > len(loop.packed)]
+    scalar = [
+        loop
+        for loop in loops
+        if 10 * len(loop.scalar) > len(loop.packed) and not adds_to_a_diagonal(loop)
+    ]
     assert not scalar, "\n".join(f"{loop.function}: {loop.scalar}" for loop in scalar)
     full = [loop for loop in loops if any(register in operation for operation in loop.packed)]
     for names in ROUTINES:
