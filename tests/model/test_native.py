@@ -42,8 +42,8 @@ ROUTINES = (
     ("sum_products",),
     ("row_loss", "head_loss"),
     ("lower_product", "orthogonalize"),
-    ("multiply_rows", "decode"),
-    ("attend", "decode"),
+    ("sums_of_rows",),
+    ("attend",),
     ("forward_tile", "attention_forward"),
     ("backward_tile", "attention_backward"),
 )
