@@ -38,9 +38,13 @@ run: setup
 test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
-# With heavy packages that nothing else needs, in a folder of their own.
+# With heavy packages that nothing else needs, in a folder of their own; the kernels under sanitizers and
+# as every compiler here builds them, for every CPU that runs here or is emulated.
+KERNELS := fused block_sparse decode native products
 integration: .venv/integration/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
+	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal \
+		-k "not (products and aarch64)" $(KERNELS:%=tests/model/test_%.py) $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
 	$(PIP) --upgrade --target .venv/integration wandb

@@ -143,11 +143,11 @@ def in_torch(x: Tensor, head: Tensor, targets: Tensor, cap: float) -> Inputs:
 
 
 def assert_as_exact(ours: Inputs, theirs: Inputs, exact: Inputs) -> None:
-    """Ours may err by twice as much as theirs, or by half a unit in the last place."""
+    """Ours may err by twice as much as theirs, or by a few roundings of the largest."""
     for a, b, c in zip(ours, theirs, exact, strict=True):
         unit = torch.finfo(torch.float32).eps * c.abs().max().item()
         mine, other = ((x.double() - c).abs().max().item() for x in (a, b))
-        assert mine <= 2 * max(other, unit / 4), (mine, other, unit)
+        assert mine <= 2 * max(other, 3 * unit / 4), (mine, other, unit)
 
 
 @every_build

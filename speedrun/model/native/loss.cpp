@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t EXACT = 2048;  // terms summed in fp32: 64 an accumulator
 constexpr int64_t ROWS = 48;     // of logits that a thread makes at once
+constexpr int64_t LARGE = 16384;
 
 // z = cap tanh(x / cap) and its slope 1 - tanh^2. With E = e^(-2 |x| / cap) the tanh is
 // (1 - E) / (1 + E), and with w = 1 - tanh = 2 E / (1 + E) the slope is w (2 - w): neither cancels, and
@@ -81,8 +82,8 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
                           float* dx, float* dW, int64_t rows, int64_t D, int64_t V, int threads) {
   for (int64_t i = 0; i < rows; i++)
     if (targets[i] < 0 || targets[i] >= V) return 1;
-  int64_t pitch = whole_vectors(V), chunk = chunk_rows(threads);
-  chunk = std::min(chunk, rows);
+  // Of a large vocabulary fewer rows, whatever the number of threads: they may fill no more memory.
+  int64_t pitch = whole_vectors(V), chunk = std::min(V > LARGE ? SUMMED / 2 : chunk_rows(threads), rows);
   Buffer weights((dx ? 2 : 1) * pitch * D), logits(chunk * pitch), summed(dx ? summing_room(V, D) : 0);
   Packed widens = pack(W, 1, D, V, D, weights.data, threads), narrows{};
   if (dx) narrows = pack(W, D, 1, D, V, weights.data + pitch * D, threads);

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from speedrun.model.native.build import HERE
+from tests.model import builds
 from tests.waiting import PATIENCE
-
-from . import builds
 
 SOURCE = Path(__file__).with_name("sanitize.cpp")
 DRAWS, SEED = 12, 1
