@@ -19,14 +19,19 @@ from speedrun.train.summary import Summary
 COMMITTED = Path(__file__).parent / "race.json"
 
 
+def committed_race() -> Race:
+    race = read_result(COMMITTED)
+    assert isinstance(race, Race)
+    return race
+
+
 def beside_the_race(config: Config, summary: Summary) -> str:
     """What the run's recipe and the first one of the race took to its target, and their ratio.
 
     Nothing for a run that the race says nothing about: of another recipe, track, target, dataset or
     with other settings, or one that did not reach its target.
     """
-    race = read_result(COMMITTED)
-    assert isinstance(race, Race)
+    race = committed_race()
     baseline, own = race.order[0], config.recipe
     if not summary.reached_target or own == baseline or own not in race.order:
         return ""

@@ -16,8 +16,7 @@ from speedrun.cli import app
 from speedrun.commands.train import command, print_result, train_command
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError, RunError
-from speedrun.science.committed import COMMITTED
-from speedrun.science.results import read_result
+from speedrun.science.committed import committed_race
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
@@ -221,8 +220,10 @@ def test_the_result_stands_beside_the_race(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = resolve("best", "nano").config
-    race = read_result(COMMITTED)
-    facts = {"target": config.train.target, "dataset_fingerprint": race.dataset_fingerprint}
+    facts = {
+        "target": config.train.target,
+        "dataset_fingerprint": committed_race().dataset_fingerprint,
+    }
     print_result(config, RunFolder(tmp_path), summary(**facts))
     assert re.search(r"^in the race: +best took [\d,]+ tokens .*: \d+\.\d times as many \[\d",
                      capsys.readouterr().out, re.MULTILINE)  # fmt: skip

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
-from speedrun.science.committed import COMMITTED, beside_the_race
-from speedrun.science.results import Race, read_result
+from speedrun.science.committed import beside_the_race, committed_race
 from speedrun.train.summary import Summary
 
-RACE = cast(Race, read_result(COMMITTED))
+RACE = committed_race()
 
 
 def config(recipe: str = "best", track: str = "nano", *overrides: str) -> Config:
