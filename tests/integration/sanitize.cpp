@@ -169,10 +169,10 @@ void muon(int64_t, int threads) {
 int main(int, char** words) {
   int draws = std::atoi(words[1]);
   random_bits.seed(std::atoi(words[2]));
-  const int64_t edges[] = {1, 2, 31, 32, 95, 96, 97, 383, 384, 385, 768, 769};
+  const int64_t edges[] = {1, 2, 31, 32, 47, 48, 49, 95, 96, 97, 767, 768, 769};
   for (int i = 0; i < draws; i++)
     for (auto routine : {linear, mlp, qkv, head, elementwise, attention, muon}) {
-      int64_t rows = i % 2 ? edges[draw(0, 11)] : draw(1, 500);
+      int64_t rows = i % 2 ? edges[draw(0, 12)] : draw(1, 500);
       routine(rows, draw(1, 3));
     }
 }

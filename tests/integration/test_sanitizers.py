@@ -21,7 +21,7 @@ EMPTY = "int main() { return 0; }\n"
 
 
 def flags(kind: str, cpu: str) -> list[str]:
-    return ["-O1", "-g", "-std=c++17", "-ffp-contract=fast", "-pthread", f"-march={cpu}",
+    return ["-O0", "-g", "-std=c++17", "-ffp-contract=fast", "-pthread", f"-march={cpu}",
             f"-fsanitize={kind}", "-fno-sanitize-recover=all", f"-I{HERE}"]  # fmt: skip
 
 
