@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
 from unittest import mock
@@ -40,7 +40,8 @@ SMALL = (
     "attention.window_start=64", "attention.window_end=256", "data.tokenizer=byte",
 )  # fmt: skip
 SMALL_STEPS = 6  # for one of the larger models'
-MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
+Models = Mapping[str, tuple[str, tuple[str, ...]]]  # by name: a recipe, and overrides
+MODELS: Models = {
     "best": ("best", ()),
     "record_18": ("record-18", ()),
     "modern": ("modern", ()),
@@ -166,8 +167,8 @@ def shares_by_kind(trainer: Trainer, steps: int) -> dict[str, float]:
     return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
 
 
-def measure_step(repeats: int = 12, overrides: Sequence[str] = ()) -> Figures:
-    timed = {name: Timed(recipe, (*extra, *overrides)) for name, (recipe, extra) in MODELS.items()}
+def measure_step(repeats: int = 12, models: Models = MODELS) -> Figures:
+    timed = {name: Timed(recipe, overrides) for name, (recipe, overrides) in models.items()}
     peaks: dict[str, list[float]] = {name: [] for name in timed}
     figures: Figures = {}
     with ExitStack() as stack:

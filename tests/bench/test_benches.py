@@ -18,7 +18,14 @@ from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
 from speedrun.bench.sample import measure_sample
 from speedrun.bench.start import measure_start, resident_share
-from speedrun.bench.step import Timed, measure_step, nano_trainer, optimizer_share, visible
+from speedrun.bench.step import (
+    MODELS,
+    Timed,
+    measure_step,
+    nano_trainer,
+    optimizer_share,
+    visible,
+)
 from speedrun.bench.timing import Figures, seconds_of
 from speedrun.commands.bench import BENCHES, print_step
 from speedrun.model import native
@@ -47,8 +54,8 @@ def test_every_bench_of_the_folder_is_a_name_of_the_command() -> None:
 
 
 def test_step(tiny_words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    figures = measure_step(1, tiny_words)
     models = ("best", "record_18", "modern", "small")
+    figures = measure_step(1, {name: (MODELS[name][0], tiny_words) for name in models})
     keys = ("peak_share", "tokens_per_second", "step_seconds", "peak_flops")
     assert_figures(figures, *(f"{key}_{model}" for key in keys for model in models),
                    "compile_seconds_cold", "compile_seconds_warm", "compiled")  # fmt: skip

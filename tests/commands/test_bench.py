@@ -14,7 +14,7 @@ FIGURES = {"speedup": 12.3456789, "threads": 2, "backend": "blocks"}
 
 @pytest.fixture(autouse=True)
 def _one_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "BENCHES", {"loader": lambda: FIGURES, "step": lambda: FIGURES})
+    monkeypatch.setattr(bench, "BENCHES", {"loader": lambda: FIGURES, "mask": lambda: FIGURES})
 
 
 def test_figures_as_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +24,7 @@ def test_figures_as_aligned_text(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     bench.bench_command("", as_json=False)
     assert [line for line in capsys.readouterr().out.splitlines() if line[0] != " "] == [
-        "bench loader", "bench step",
+        "bench loader", "bench mask",
     ]  # fmt: skip
 
 
@@ -36,5 +36,5 @@ def test_json_is_one_flat_object(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'loadr' is not known; nearest: 'loader'"):
         bench.bench_command("loadr", as_json=False)
-    with pytest.raises(ConfigError, match=r"--json needs one name: loader, step"):
+    with pytest.raises(ConfigError, match=r"--json needs one name: loader, mask"):
         bench.bench_command("", as_json=True)
