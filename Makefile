@@ -36,7 +36,7 @@ run: setup
 	@$(BIN)/speedrun train best --track nano --stop-after 90 $(ARGS)
 
 test: .venv/ready-test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/integration $(ARGS)
 
 # With heavy packages that nothing else needs, in a folder of their own; the kernels under sanitizers and
 # as every compiler here builds them, for every CPU that runs here or is emulated.

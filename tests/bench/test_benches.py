@@ -55,12 +55,13 @@ def test_every_bench_of_the_folder_is_a_name_of_the_command() -> None:
 
 def test_step(tiny_words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     models = ("best", "record_18", "modern", "small")
-    figures = measure_step(1, {name: (MODELS[name][0], tiny_words) for name in models})
+    words = (*tiny_words, "model.layers=4", "batch.length=512", "batch.tokens=512")
+    figures = measure_step(1, {name: (MODELS[name][0], words) for name in models})
     keys = ("peak_share", "tokens_per_second", "step_seconds", "peak_flops")
     assert_figures(figures, *(f"{key}_{model}" for key in keys for model in models),
                    "compile_seconds_cold", "compile_seconds_warm", "compiled")  # fmt: skip
     for model in models:
-        speed = 256 / float(figures[f"step_seconds_{model}"])
+        speed = 512 / float(figures[f"step_seconds_{model}"])
         assert figures[f"tokens_per_second_{model}"] == pytest.approx(speed)
         shares = [float(v) for key, v in figures.items() if key.startswith(f"share_{model}_")]
         assert sum(shares) == pytest.approx(1, abs=0.02)
