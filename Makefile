@@ -40,11 +40,9 @@ test: .venv/ready-test
 
 # With heavy packages that nothing else needs, in a folder of their own; the kernels under sanitizers and
 # as every compiler here builds them, for every CPU that runs here or is emulated.
-KERNELS := fused block_sparse decode native products
 integration: .venv/integration/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
-	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal \
-		-k "not (products and aarch64)" $(KERNELS:%=tests/model/test_%.py) $(ARGS)
+	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 tests/model/test_fused.py $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
 	$(PIP) --upgrade --target .venv/integration wandb

@@ -25,10 +25,10 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 # What x86-64-v3 means, in the words of /proc/cpuinfo.
 V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-HERE_NAMES = ("this machine", "x86-64-v3", "own threads", "clang++", "clang++ with OpenMP")
 # Other compilers, and an emulated CPU, some 100 times slower: `make integration` asks for them.
 ALL = "SPEEDRUN_ALL_BUILDS"
-HERE_NAMES = HERE_NAMES if ALL in os.environ else HERE_NAMES[:3]
+GNU, CLANG = ("this machine", "x86-64-v3", "own threads"), ("clang++", "clang++ with OpenMP")
+HERE_NAMES = (*GNU, *CLANG) if ALL in os.environ else GNU
 NAMES = (*HERE_NAMES, "aarch64") if ALL in os.environ else HERE_NAMES
 
 
