@@ -148,8 +148,7 @@ def steps_of(model: GPT, cache: Cache) -> tuple[Steps, Tensor]:
             encoded.append(copy(steps, x))
         if config.value_residual and layer == 0:
             values = [own] * len(model.blocks)
-    head = model.embedding.weight if model.head is None else model.head.weight
-    scores = steps.product(steps.norm(x, model.norm), head[: model.vocab_size])
+    scores = steps.product(steps.norm(x, model.norm), model.head_weight[: model.vocab_size])
     return steps, steps.softcap(scores, config.softcap)
 
 

@@ -2,9 +2,8 @@
 
 Each function states its formula in torch; that code runs on GPUs, in bf16 and wherever there is no
 C++ compiler. On a CPU in fp32 a native routine computes the same in one pass over memory
-(native/fused.cpp), where torch takes one pass per operation: of a nano step's 1,730 ms on one
-thread these parts take 420 in torch and 120 natively. The routines are torch operators with their
-own backward, so a compiled model stays one graph.
+(native/fused.cpp), where torch takes one pass per operation. The routines are torch operators with
+their own backward, so a compiled model stays one graph.
 
 Shapes: B batch, T time, H heads, G key/value heads, K head dim.
 """

@@ -108,7 +108,7 @@ def _native_for(x: Tensor, *weights: Tensor) -> bool:
 @operator("linear", like=lambda x_NI, w_OI: x_NI.new_empty(len(x_NI), len(w_OI)))
 def _linear(x_NI: Tensor, w_OI: Tensor) -> Tensor:
     y_NO = x_NI.new_empty(len(x_NI), len(w_OI))
-    native.run("linear_forward", x_NI, w_OI, y_NO, len(x_NI), *reversed(w_OI.shape))
+    native.run("linear_forward", x_NI, w_OI, None, 1.0, y_NO, len(x_NI), *reversed(w_OI.shape))
     return y_NO
 
 
@@ -128,7 +128,7 @@ def _linear_backward(g_NO: Tensor, x_NI: Tensor, w_OI: Tensor) -> tuple[Tensor, 
 def _add_linear(x_NO: Tensor, h_NI: Tensor, w_OI: Tensor, factor: float) -> Tensor:
     y_NO = x_NO.new_empty(x_NO.shape)
     sizes = len(x_NO), *reversed(w_OI.shape)
-    native.run("add_linear_forward", x_NO, h_NI, w_OI, factor, y_NO, *sizes)
+    native.run("linear_forward", h_NI, w_OI, x_NO, factor, y_NO, *sizes)
     return y_NO
 
 

@@ -61,8 +61,8 @@ void linear(int64_t rows, int threads) {
   int64_t I = 16 * draw(1, 14), O = 16 * draw(1, 14);
   Array x = filled(rows * I), W = filled(O * I), g = filled(rows * O), y = unwritten(rows * O),
         z = unwritten(rows * O), dx = unwritten(rows * I), dW = unwritten(O * I);
-  linear_forward(x, W, y, rows, I, O, threads);
-  add_linear_forward(y, x, W, .5f, z, rows, I, O, threads);
+  linear_forward(x, W, nullptr, 1, y, rows, I, O, threads);
+  linear_forward(x, W, y, .5f, z, rows, I, O, threads);
   linear_backward(g, x, W, dx, dW, rows, I, O, threads);
   written("linear", y, z, dx, dW);
 }

@@ -94,7 +94,6 @@ int main() {
       {"offset_keys_backward", call(offset_keys_backward)},
       {"linear_forward", call(linear_forward)},
       {"linear_backward", call(linear_backward)},
-      {"add_linear_forward", call(add_linear_forward)},
       {"qkv_forward", call(qkv_forward)},
       {"qkv_backward", call(qkv_backward)},
       {"mlp_forward", call(mlp_forward)},

@@ -146,7 +146,8 @@ def test_no_key_acts_on_an_earlier_query_or_another_document(path: str) -> None:
 def test_op_keeps_its_promises_to_the_compiler(path: str) -> None:
     q, k, v, _ = inputs(1, 2, 1, 40, 16)
     first_BT = torch.zeros(1, 40, dtype=torch.int32)
-    torch.library.opcheck(block_sparse_attention, (q, k, v, first_BT, 0.2))  # type: ignore[arg-type]
+    op = torch.ops.speedrun.block_sparse_attention.default
+    torch.library.opcheck(op, (q, k, v, first_BT, 0.2))
 
 
 def test_compiled_blocks_equal_dense_with_gradients() -> None:

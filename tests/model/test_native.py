@@ -33,13 +33,10 @@ ROUTINES = (
     ("corner", "panel", "multiply"),
     ("sized", "partial_tile"),
     ("linear_forward",),
-    ("linear_backward",),
-    ("add_linear_forward",),
     ("qkv_forward",),
     ("qkv_backward",),
     ("mlp_forward",),
     ("mlp_backward",),
-    ("sum_products",),
     ("row_loss", "head_loss"),
     ("lower_product", "orthogonalize"),
     ("sums_of_rows",),
@@ -145,6 +142,7 @@ from speedrun.model.fused import relu_squared
 from speedrun.model.native.build import Build
 from speedrun.model.plan import plan_layer
 kernel = native.load_build(Build(({compiler!r},), "native", openmp=False))
+assert isinstance(kernel, native.Kernel), kernel
 native.load = lambda: kernel
 torch.set_num_threads(3)
 x = torch.randn(3, 1_000_001)

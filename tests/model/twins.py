@@ -11,6 +11,7 @@ from torch import Tensor
 
 from speedrun.model import native
 
+Inputs = tuple[Tensor, ...]
 every_build = pytest.mark.usefixtures("_each_build")
 native_only = pytest.mark.usefixtures("_this_machine")
 
@@ -58,3 +59,23 @@ def assert_twins(run: Callable[..., Tensor], *inputs: Tensor, floor: float = 0.0
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weight(outputs: int, inputs: int, seed: int = 1) -> Tensor:
+    matrix: Tensor = normal(outputs, inputs, seed=seed) / inputs**0.5
+    return matrix
+
+
+def targets_of(rows: int, V: int) -> Tensor:
+    targets = torch.randint(0, V, (1, rows), generator=torch.Generator().manual_seed(3))
+    targets[0, 0], targets[0, -1] = 0, V - 1
+    return targets
+
+
+def assert_same_ends(run: Callable[..., Tensor], *inputs: Tensor) -> None:
+    found = with_gradients(run, *inputs)
+    with torch_only():
+        expected = with_gradients(run, *inputs)
+    assert any(not x.isfinite().all() for x in expected)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -24,12 +24,8 @@ constexpr float NEVER = -std::numeric_limits<float>::max();
 // C = A B, or C += A B.
 void multiply(int rows, int width, int depth, const float* A, int64_t ai, int64_t aj,
               const float* B, int64_t bj, float* C, int64_t ci, bool add) {
-  if (add)
-    multiply(rows, width, depth, A, ai, aj, B, bj, 0, ci,
-             [=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
-  else
-    multiply(rows, width, depth, A, ai, aj, B, bj, 0, ci,
-             [=](int64_t at, vec sum) { store(C + at, sum); });
+  auto run = [=](const auto& put) { multiply(rows, width, depth, A, ai, aj, B, bj, 0, ci, put); };
+  add ? run(add_to(C)) : run(set(C));
 }
 
 struct Tensor {  // (B, H, T, K) with a unit stride in K

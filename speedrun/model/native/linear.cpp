@@ -9,14 +9,17 @@
 #include "matmul.h"
 #include "norm.h"
 
-// y = x W^T
-extern "C" int linear_forward(const float* x, const float* W, float* y, int64_t rows, int64_t I,
-                               int64_t O, int threads) {
+// y = h W^T; with a stream x: y = x + factor h W^T, a branch's last layer and its addition to the stream.
+extern "C" int linear_forward(const float* h, const float* W, const float* x, float factor, float* y,
+                               int64_t rows, int64_t I, int64_t O, int threads) {
   Buffer room(I * O);
   Packed right = pack(W, 1, I, O, I, room.data, threads);
   each_block(0, rows, BLOCK, threads, [&](int64_t row, int64_t count) {
     float* to = y + row * O;
-    product(count, x + row * I, I, right, to, O, [=](int64_t at, vec sum) { store(to + at, sum); });
+    if (!x) return product(count, h + row * I, I, right, to, O);
+    const float* from = x + row * O;
+    product(count, h + row * I, I, right, to, O,
+            [=](int64_t at, vec sum) { store(to + at, load(from + at) + factor * sum); });
   });
   return 0;
 }
@@ -24,17 +27,21 @@ extern "C" int linear_forward(const float* x, const float* W, float* y, int64_t 
 // dx = g W, dW = g^T x
 extern "C" int linear_backward(const float* g, const float* x, const float* W, float* dx, float* dW,
                                 int64_t rows, int64_t I, int64_t O, int threads) {
-  Buffer room(I * O), summed(summing_room(O, I));
-  Packed right = pack(W, I, 1, I, O, room.data, threads);
   int64_t chunk = chunk_rows(threads);
+  Buffer room(I * O);
+  Strips slopes(O, chunk);
+  Panels inputs(I, chunk);
+  Packed right = pack(W, I, 1, I, O, room.data, threads);
   for (int64_t begin = 0; begin < rows; begin += chunk) {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
-      float* to = dx + row * I;
-      product(count, g + row * O, O, right, to, I, [=](int64_t at, vec sum) { store(to + at, sum); });
+      product(count, g + row * O, O, right, dx + row * I, I);
+      for (int64_t i = row; i < row + count; i++) {
+        slopes.put(i - begin, g + i * O);
+        inputs.put(i - begin, x + i * I);
+      }
     });
-    sum_products(g + begin * O, O, O, x + begin * I, I, I, end - begin, dW, begin, summed.data,
-                 threads);
+    sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
   }
   return 0;
 }
@@ -48,10 +55,7 @@ extern "C" int mlp_forward(const float* x, const float* up, const float* down, f
   each_block(0, rows, BLOCK, threads, [&](int64_t row, int64_t count) {
     Buffer normed(BLOCK * D);
     const float* from = x + row * D;
-    for (int64_t i = 0; i < count; i++) {
-      r[row + i] = inverse_rms(from + i * D, D, eps);
-      scaled_copy(from + i * D, r[row + i], normed.data + i * D, D);
-    }
+    norm_rows(from, eps, r + row, normed.data, count, D);
     float *hidden = h + row * F, *to = y + row * D;
     product(count, normed.data, D, widens, hidden, F, [=](int64_t at, vec sum) {
       vec kept = larger(vec{}, sum);  // in this order a NaN stays one
@@ -68,33 +72,31 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
                              const float* up, const float* down, float* dx, float* dup, float* ddown,
                              int64_t rows, int64_t D, int64_t F, int threads) {
   int64_t chunk = chunk_rows(threads);
-  Buffer room(2 * D * F), summed(std::max(summing_room(D, F), summing_room(F, D)));
-  Buffer slopes(chunk * F), normed(chunk * D);
+  Buffer room(2 * D * F);
+  Strips hidden_slopes(F, chunk), slopes(D, chunk);
+  Panels normed(D, chunk), hidden(F, chunk);
   Packed widens = pack(down, F, 1, F, D, room.data, threads);
   Packed narrows = pack(up, D, 1, D, F, room.data + D * F, threads);
   for (int64_t begin = 0; begin < rows; begin += chunk) {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
-      float *dh = slopes.data + (row - begin) * F, *n = normed.data + (row - begin) * D;
-      const float* hidden = h + row * F;
-      product(count, g + row * D, D, widens, dh, F, [=](int64_t at, vec sum) {
-        store(dh + at, 2.f * square_root(load(hidden + at)) * sum);
+      Buffer own(BLOCK * F);
+      float *dh = own.data, *to = dx + row * D;
+      const float *squares = h + row * F, *over = g + row * D;
+      product(count, over, D, widens, dh, F, [=](int64_t at, vec sum) {
+        store(dh + at, 2.f * square_root(load(squares + at)) * sum);
       });
-      float* to = dx + row * D;
-      product(count, dh, F, narrows, to, D, [=](int64_t at, vec sum) { store(to + at, sum); });
-      for (int64_t i = 0; i < count; i++) {
-        const float *from = x + (row + i) * D, *over = g + (row + i) * D;
-        float *dn = to + i * D, *normal = n + i * D, scale = r[row + i];
-        scaled_copy(from, scale, normal, D);
-        float along = dot(dn, normal, D) / D;
-        sweep(0, D, [=](auto at) {
-          at.put(dn, at(over) + scale * (at(dn) - along * at(normal)));
-        });
+      product(count, dh, F, narrows, to, D);
+      undo_norm_rows(to, x + row * D, r + row, count, D);
+      sweep(0, count * D, [=](auto at) { at.put(to, at(to) + at(over)); });
+      for (int64_t i = 0, k = row - begin; i < count; i++, k++) {
+        hidden_slopes.put(k, dh + i * F);
+        normed.put(k, x + (row + i) * D, r[row + i]);
+        slopes.put(k, over + i * D);
+        hidden.put(k, squares + i * F);
       }
     });
-    int64_t count = end - begin;
-    sum_products(slopes.data, F, F, normed.data, D, D, count, dup, begin, summed.data, threads);
-    sum_products(g + begin * D, D, D, h + begin * F, F, F, count, ddown, begin, summed.data, threads);
+    sum_products({{slopes, hidden, ddown}, {hidden_slopes, normed, dup}}, end - begin, begin, threads);
   }
   return 0;
 }
@@ -113,13 +115,9 @@ extern "C" int qkv_forward(const float* x, const float* Wq, const float* Wk, con
   Packed to_v = pack(Wv, 1, D, keys, D, room.data + D * (queries + keys), threads);
   each_block(0, rows, BLOCK, threads, [&](int64_t row, int64_t count) {
     Buffer normed(BLOCK * D);
-    for (int64_t i = 0; i < count; i++) {
-      r[row + i] = inverse_rms(x + (row + i) * D, D, eps);
-      scaled_copy(x + (row + i) * D, r[row + i], normed.data + i * D, D);
-    }
+    norm_rows(x + row * D, eps, r + row, normed.data, count, D);
     auto project = [&](const Packed& weights, float* to) {
-      product(count, normed.data, D, weights, to, weights.width,
-              [=](int64_t at, vec sum) { store(to + at, sum); });
+      product(count, normed.data, D, weights, to, weights.width);
     };
     auto turn = [&](float* to, float* inverse, int64_t heads) {
       for (int64_t i = 0; i < count; i++)
@@ -143,12 +141,12 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
                              int64_t K, int threads) {
   Angles angles{cos, sin, T, K / 2};
   int64_t queries = H * K, keys = G * K, chunk = chunk_rows(threads);
-  Buffer room(D * (queries + 2 * keys)), summed(summing_room(std::max(queries, keys), D));
-  Buffer slopes(chunk * (queries + keys)), normed(chunk * D);
+  Buffer room(D * (queries + 2 * keys));
+  Strips slopes_q(queries, chunk), slopes_k(keys, chunk), slopes_v(keys, chunk);
+  Panels normed(D, chunk);
   Packed from_q = pack(Wq, D, 1, D, queries, room.data, threads);
   Packed from_k = pack(Wk, D, 1, D, keys, room.data + D * queries, threads);
   Packed from_v = pack(Wv, D, 1, D, keys, room.data + D * (queries + keys), threads);
-  float *slopes_q = slopes.data, *slopes_k = slopes.data + chunk * queries;
   for (int64_t begin = 0; begin < rows; begin += chunk) {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
@@ -159,42 +157,25 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
                            row + i, to + i * heads * K, heads, K);
         }
       };
-      float *gq = slopes_q + (row - begin) * queries, *gk = slopes_k + (row - begin) * keys;
+      Buffer own(count * (queries + keys + D));
+      float *gq = own.data, *gk = gq + count * queries, *partial = gk + count * keys;
       unturn(dq, q, rq, gq, H);
       unturn(dk, k, rk, gk, G);
       float* to = dx + row * D;
-      Buffer unfinished(count * D);
-      float* partial = unfinished.data;
-      auto set = [=](int64_t at, vec sum) { store(to + at, sum); };
-      auto add = [=](int64_t at, vec sum) { store(to + at, load(to + at) + sum); };
-      product(count, gq, queries, from_q, to, D, set);
-      product(count, gk, keys, from_k, partial, D, add);
-      product(count, dv + row * keys, keys, from_v, partial, D, add);
-      for (int64_t i = 0; i < count; i++) {
-        float *normal = normed.data + (row + i - begin) * D, *one = to + i * D;
-        scaled_copy(x + (row + i) * D, r[row + i], normal, D);
-        undo_norm(one, normal, r[row + i], one, D);
+      const float* gv = dv + row * keys;
+      product(count, gq, queries, from_q, to, D);
+      product(count, gk, keys, from_k, partial, D, add_to(to));
+      product(count, gv, keys, from_v, partial, D, add_to(to));
+      undo_norm_rows(to, x + row * D, r + row, count, D);
+      for (int64_t i = 0, j = row - begin; i < count; i++, j++) {
+        slopes_q.put(j, gq + i * queries);
+        slopes_k.put(j, gk + i * keys);
+        slopes_v.put(j, gv + i * keys);
+        normed.put(j, x + (row + i) * D, r[row + i]);
       }
     });
-    int64_t count = end - begin;
-    sum_products(slopes_q, queries, queries, normed.data, D, D, count, dWq, begin, summed.data, threads);
-    sum_products(slopes_k, keys, keys, normed.data, D, D, count, dWk, begin, summed.data, threads);
-    sum_products(dv + begin * keys, keys, keys, normed.data, D, D, count, dWv, begin, summed.data,
-                 threads);
+    sum_products({{slopes_q, normed, dWq}, {slopes_k, normed, dWk}, {slopes_v, normed, dWv}}, end - begin,
+                 begin, threads);
   }
-  return 0;
-}
-
-// y = x + factor h W^T: a branch's last layer and its addition to the stream.
-extern "C" int add_linear_forward(const float* x, const float* h, const float* W, float factor, float* y,
-                                   int64_t rows, int64_t I, int64_t O, int threads) {
-  Buffer room(I * O);
-  Packed right = pack(W, 1, I, O, I, room.data, threads);
-  each_block(0, rows, BLOCK, threads, [&](int64_t row, int64_t count) {
-    float* to = y + row * O;
-    const float* from = x + row * O;
-    product(count, h + row * I, I, right, to, O,
-            [=](int64_t at, vec sum) { store(to + at, load(from + at) + factor * sum); });
-  });
   return 0;
 }

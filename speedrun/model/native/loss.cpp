@@ -84,7 +84,9 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
     if (targets[i] < 0 || targets[i] >= V) return 1;
   // Of a large vocabulary fewer rows, whatever the number of threads: they may fill no more memory.
   int64_t pitch = whole_vectors(V), chunk = std::min(V > LARGE ? SUMMED / 2 : chunk_rows(threads), rows);
-  Buffer weights((dx ? 2 : 1) * pitch * D), logits(chunk * pitch), summed(dx ? summing_room(V, D) : 0);
+  Buffer weights((dx ? 2 : 1) * pitch * D);
+  Strips slopes(V, dx ? chunk : 0);
+  Panels inputs(D, dx ? chunk : 0);
   Packed widens = pack(W, 1, D, V, D, weights.data, threads), narrows{};
   if (dx) narrows = pack(W, D, 1, D, V, weights.data + pitch * D, threads);
   std::vector<double> losses(rows);
@@ -92,19 +94,21 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
     for (int64_t begin = 0; begin < rows; begin += chunk) {
       int64_t end = std::min(rows, begin + chunk);
       each_block(begin, end, ROWS, threads, [&](int64_t row, int64_t count) {
-        float *z = logits.data + (row - begin) * pitch, *to = dx ? dx + row * D : nullptr;
-        product(count, x + row * D, D, widens, z, pitch,
-                [=](int64_t at, vec sum) { store(z + at, sum); });
+        Buffer logits(count * pitch);
+        float* z = logits.data;
+        product(count, x + row * D, D, widens, z, pitch);
         for (int64_t i = 0; i < count; i++) {
           auto one = dx ? row_loss<true, decltype(capped)> : row_loss<false, decltype(capped)>;
           losses[row + i] = one(z + i * pitch, V, capped, targets[row + i], 1.f / rows);
         }
-        if (dx) product(count, z, pitch, narrows, to, D,
-                        [=](int64_t at, vec sum) { store(to + at, sum); });
+        if (!dx) return;
+        product(count, z, pitch, narrows, dx + row * D, D);
+        for (int64_t i = 0; i < count; i++) {
+          slopes.put(row + i - begin, z + i * pitch);
+          inputs.put(row + i - begin, x + (row + i) * D);
+        }
       });
-      if (dx)
-        sum_products(logits.data, pitch, V, x + begin * D, D, D, end - begin, dW, begin, summed.data,
-                     threads);
+      if (dx) sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
     }
   });
   *loss = std::accumulate(losses.begin(), losses.end(), 0.) / rows;

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
 #include <new>
 
 #include "parallel.h"
@@ -37,6 +39,14 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   float* const data;
 };
+
+// The usual fates of a sum: to be stored, or added to what is there.
+inline auto set(float* C) {
+  return [=](int64_t at, vec sum) { store(C + at, sum); };
+}
+inline auto add_to(float* C) {
+  return [=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); };
+}
 
 // sum_j A[r, j] B[j, :] for R rows and N vectors.
 template <int R, int N, typename Put>
@@ -146,7 +156,7 @@ inline Packed pack(const float* B, int64_t bk, int64_t bn, int64_t width, int64_
 }
 
 // C = A B for the few rows of A that a thread has in cache; finish(at, sum) stores the result. Sums of
-// more than DEPTH terms rest in C meanwhile.
+// more than DEPTH terms rest in C meanwhile. Without a finish they stay there.
 template <typename Finish>
 void product(int64_t rows, const float* A, int64_t ai, const Packed& B, float* C, int64_t ci,
              const Finish& finish) {
@@ -161,57 +171,90 @@ void product(int64_t rows, const float* A, int64_t ai, const Packed& B, float* C
       });
     };
     if (begins && ends) run(finish);
-    else if (begins) run([=](int64_t at, vec sum) { store(C + at, sum); });
+    else if (begins) run(set(C));
     else if (ends) run([&](int64_t at, vec sum) { finish(at, load(C + at) + sum); });
-    else run([=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
+    else run(add_to(C));
   }
 }
 
-// Room for both operands of `sum_products`.
-inline int64_t summing_room(int64_t M, int64_t N) {
-  return SUMMED * N + (M + STRIP - 1) / STRIP * (STRIP * SUMMED + 16);
+inline void product(int64_t rows, const float* A, int64_t ai, const Packed& B, float* C, int64_t ci) {
+  product(rows, A, ai, B, C, ci, set(C));
 }
 
-// C (M x N) = or += A^T B, A (rows x M), B (rows x N, N of whole vectors): the gradient of a weight, a sum
-// over tokens, in pieces of SUMMED rows. Both are rearranged as they are read, from front to back: B into
-// panels, A into strips as high as a tile, which are a cache line apart lest they compete for its places.
-inline void sum_products(const float* A, int64_t ai, int64_t M, const float* B, int64_t bi, int64_t N,
-                         int64_t rows, float* C, bool add, float* room, int threads) {
-  constexpr int64_t FEW = 16, HEIGHT = 3 * STRIP;
-  for (int64_t begin = 0; begin < rows; begin += SUMMED) {
-    int64_t depth = std::min(SUMMED, rows - begin), pitch = STRIP * depth + 16;
-    Packed right{room, N, depth};
-    float* strips = room + SUMMED * N;
-    share_out((depth + FEW - 1) / FEW, 1, threads, [=](int64_t part) {
-      for (int64_t k = part * FEW; k < std::min(depth, (part + 1) * FEW); k++) {
-        const float *from = B + (begin + k) * bi, *row = A + (begin + k) * ai;
-        each_panel(N, [=](int64_t n, int vectors) {
-          float* to = right.data + n * depth + k * vectors * LANES;
-          for (int v = 0; v < vectors; v++) store(to + v * LANES, load(from + n + v * LANES));
-        });
-        float* to = strips + k * STRIP;
-        int64_t m = 0;
-        for (; m + STRIP <= M; m += STRIP, to += pitch) std::memcpy(to, row + m, 4 * STRIP);
-        if (m < M) std::memcpy(to, row + m, 4 * (M - m));
+// The operands of `sum_products`, taken over row by row by whoever has the rows in cache, and arranged as
+// the product reads them, from front to back: the right one in panels, the left one in strips as high as
+// a tile, which are a cache line apart lest they compete for its places.
+class Panels {
+ public:
+  Panels(int64_t width, int64_t most) : width(width), most(most), room(width * most) {}
+  void put(int64_t k, const float* row, float scale = 1) {
+    each_panel(width, [=](int64_t n, int vectors) {
+      for (int v = 0; v < vectors; v++)
+        store(at(n, k, vectors) + v * LANES, load(row + n + v * LANES) * scale);
+    });
+  }
+  float* at(int64_t n, int64_t k, int vectors) const { return room.data + n * most + k * vectors * LANES; }
+  const int64_t width, most;
+
+ private:
+  Buffer room;
+};
+
+class Strips {
+ public:
+  Strips(int64_t width, int64_t most)
+      : width(width), count((width + STRIP - 1) / STRIP), pitch(STRIP * most + 16), room(count * pitch) {}
+  void put(int64_t k, const float* row) {
+    float* to = at(0, k);
+    int64_t m = 0;
+    for (; m + STRIP <= width; m += STRIP, to += pitch) std::memcpy(to, row + m, 4 * STRIP);
+    if (m < width) std::memcpy(to, row + m, 4 * (width - m));
+  }
+  float* at(int64_t strip, int64_t k) const { return room.data + strip * pitch + k * STRIP; }
+  int64_t height(int64_t strip) const { return std::min<int64_t>(STRIP, width - strip * STRIP); }
+  const int64_t width, count;
+
+ private:
+  const int64_t pitch;
+  Buffer room;
+};
+
+struct Sum {  // C (M x N) = or += A^T B, A (rows x M), B (rows x N, N of whole vectors)
+  const Strips& A;
+  const Panels& B;
+  float* C;
+  int64_t blocks(int threads) const {  // of three strips or fewer, as many for each thread
+    return ((A.count + 2) / 3 + threads - 1) / threads * threads;
+  }
+};
+
+// The gradients of weights, sums over tokens, in pieces of SUMMED rows.
+inline void sum_products(std::initializer_list<Sum> sums, int64_t rows, bool add, int threads) {
+  int64_t all = 0;
+  for (const Sum& one : sums) all += one.blocks(threads);
+  share_out(all, 1, threads, [&](int64_t block) {
+    const Sum* sum = sums.begin();
+    while (block >= sum->blocks(threads)) block -= sum++->blocks(threads);
+    const Strips& A = sum->A;
+    const Panels& B = sum->B;
+    float* C = sum->C;
+    int64_t blocks = sum->blocks(threads), first = block * A.count / blocks;
+    int64_t last = (block + 1) * A.count / blocks;
+    each_panel(B.width, [&](int64_t n, int vectors) {
+      for (int64_t begin = 0; begin < rows; begin += SUMMED) {
+        int64_t depth = std::min(SUMMED, rows - begin);
+        auto run = [&](const auto& put) {
+          for (int64_t strip = first; strip < last; strip++)
+            panel(A.height(strip), vectors, depth, A.at(strip, begin), 1, STRIP, B.at(n, begin, vectors),
+                  vectors * LANES, strip * STRIP * B.width + n, B.width, put);
+        };
+        add || begin ? run(add_to(C)) : run(set(C));
       }
     });
-    bool more = add || begin;
-    share_out((M + HEIGHT - 1) / HEIGHT, 1, threads, [&](int64_t block) {
-      int64_t m0 = block * HEIGHT, m1 = std::min(M, m0 + HEIGHT);
-      each_panel(right.width, [&](int64_t n, int vectors) {
-        auto run = [&](const auto& put) {
-          for (int64_t m = m0; m < m1; m += STRIP)
-            panel(std::min<int64_t>(STRIP, m1 - m), vectors, depth, strips + m / STRIP * pitch, 1, STRIP,
-                  right.data + n * depth, vectors * LANES, m * N + n, N, put);
-        };
-        if (more) run([=](int64_t at, vec sum) { store(C + at, load(C + at) + sum); });
-        else run([=](int64_t at, vec sum) { store(C + at, sum); });
-      });
-    });
-  }
+  });
 }
 
-// visit(first row, rows) by BLOCK rows at a time.
+// visit(first row, rows) for `most` rows at a time.
 template <typename Visit>
 void each_block(int64_t begin, int64_t end, int64_t most, int threads, const Visit& visit) {
   share_out((end - begin + most - 1) / most, 1, threads, [&](int64_t i) {

@@ -17,10 +17,20 @@ inline void scaled_copy(const float* from, float scale, float* to, int64_t size)
   sweep(0, size, [=](auto at) { at.put(to, at(from) * scale); });
 }
 
-// dx = r (g - y mean(y g)): the gradient of y = r x, r = 1 / sqrt(mean x^2 + eps).
-inline void undo_norm(const float* g, const float* y, float r, float* dx, int64_t size) {
-  float along = dot(g, y, size) / size;
-  sweep(0, size, [=](auto at) { at.put(dx, r * (at(g) - along * at(y))); });
+// y = r x row by row, r = 1 / sqrt(mean x^2 + eps).
+inline void norm_rows(const float* x, float eps, float* r, float* y, int64_t rows, int64_t size) {
+  for (int64_t i = 0; i < rows; i++) {
+    r[i] = inverse_rms(x + i * size, size, eps);
+    scaled_copy(x + i * size, r[i], y + i * size, size);
+  }
+}
+
+// Its gradient in place of g: r (g - y mean(y g)), y being r x.
+inline void undo_norm_rows(float* g, const float* x, const float* r, int64_t rows, int64_t size) {
+  for (int64_t i = 0; i < rows; i++, g += size, x += size) {
+    float scale = r[i], along = scale * scale * dot(g, x, size) / size;
+    sweep(0, size, [=](auto at) { at.put(g, scale * (at(g) - along * at(x))); });
+  }
 }
 
 // The cosines and sines of every token's `half` pairs; null: no rotation.

@@ -44,7 +44,7 @@ class Matrix {
       if (!gram) {  // X <- B X
         float* to = last ? out : X;
         Packed right = packed_rows(X, n);
-        product(m, B, m, right, to, n, [=](int64_t at, vec sum) { store(to + at, sum); });
+        product(m, B, m, right, to, n);
         if (!last) square(X, n, A);
         continue;
       }
@@ -61,7 +61,7 @@ class Matrix {
     }
     if (gram) {
       Packed right = packed_rows(X, n);
-      product(m, P, m, right, out, n, [=](int64_t at, vec sum) { store(out + at, sum); });
+      product(m, P, m, right, out, n);
     }
   }
 
@@ -91,12 +91,12 @@ class Matrix {
   void square(const float* L, int64_t depth, float* C) {  // C = L L^T
     Packed right{packed, whole_vectors(m), depth};
     for (int64_t p = 0; p < panels_of(m); p++) pack_panel(L, 1, depth, right, m, p);
-    lower_product(m, L, depth, right, [=](int64_t at, vec sum) { store(C + at, sum); });
+    lower_product(m, L, depth, right, set(C));
     mirror(C, m);
   }
 
   void symmetric(const float* L, const float* R, float* C) {  // C = L R, known to be symmetric
-    lower_product(m, L, m, packed_rows(R, m), [=](int64_t at, vec sum) { store(C + at, sum); });
+    lower_product(m, L, m, packed_rows(R, m), set(C));
     mirror(C, m);
   }
 
