@@ -42,7 +42,8 @@ test: .venv/ready-test
 # as every compiler here builds them, for every CPU that runs here or is emulated.
 integration: .venv/integration/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
-	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 tests/model/test_fused.py $(ARGS)
+	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal tests/model \
+		-k "clang or aarch64 or hot_loops" $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
 	$(PIP) --upgrade --target .venv/integration wandb

@@ -4,6 +4,7 @@
 //
 // The arguments are the number of draws and the seed.
 #include "attention.cpp"
+#include "decode.cpp"
 #include "fused.cpp"
 #include "linear.cpp"
 #include "loss.cpp"
@@ -164,6 +165,37 @@ void muon(int64_t, int threads) {
   written("orthogonalize", out);
 }
 
+// One step of each kind, and of those that have a choice one of each choice.
+void token(int64_t, int threads) {
+  int64_t columns = draw(1, 300), rows = draw(1, 700), T = draw(1, 60), position = draw(0, T - 1);
+  int64_t K = 4 * draw(1, 20), G = draw(1, 3), group = draw(1, 3), H = G * group;
+  Array x = filled(columns), y = filled(columns), gain = filled(columns), sum = unwritten(columns),
+        mixed = unwritten(columns), normed = unwritten(columns), scaled = unwritten(columns),
+        squared = unwritten(columns), bent = unwritten(columns), capped = unwritten(columns),
+        table = filled(T * columns), matrix = filled(rows * columns), bias = filled(rows),
+        out = unwritten(rows), q = filled(H * K), k = filled(G * K), last = filled(G * K),
+        cos = filled(T * K / 2), sin = filled(T * K / 2), keys = filled(G * T * K),
+        values = filled(G * T * K), heads = unwritten(H * K);
+  const decoding::Step steps[] = {
+      {0, sum, nullptr, table, nullptr, 0, columns, 0, 2, 0, 0},
+      {0, sum, nullptr, table, nullptr, 0, columns, 0, 2, 1, 0},
+      {1, mixed, x, y, nullptr, 0, columns, 0, 0, .5f, 2},
+      {2, normed, x, nullptr, nullptr, 1, columns, 0, 0, 1e-6f, 0},
+      {2, scaled, x, gain, y, 1, columns, 0, 0, 1e-6f, 0},
+      {3, q, nullptr, cos, sin, H, K, 0, 0, 0, 0},
+      {4, out, x, matrix, nullptr, rows, columns, 0, 0, 0, 1},
+      {4, out, x, matrix, bias, rows, columns, 0, 0, 1, .5f},
+      {5, squared, x, nullptr, nullptr, 0, columns, 0, 0, 0, 0},
+      {6, bent, x, nullptr, nullptr, 0, columns, 0, 0, 0, 0},
+      {7, capped, x, nullptr, nullptr, 0, columns, 0, 0, 15, 0},
+      {8, k, nullptr, last, nullptr, G, K, 0, 0, 0, 0},
+      {9, keys, k, nullptr, nullptr, G, K, T * K, 0, 0, 0},
+      {10, heads, q, keys, values, H, K, T * K, group, .2f, 0},
+  };
+  decode(steps, std::size(steps), position, position, position, draw(0, position), threads);
+  written("decode", sum, mixed, normed, scaled, squared, bent, capped, out, heads);
+}
+
 }  // namespace
 
 int main(int, char** words) {
@@ -171,7 +203,7 @@ int main(int, char** words) {
   random_bits.seed(std::atoi(words[2]));
   const int64_t edges[] = {1, 2, 31, 32, 47, 48, 49, 95, 96, 97, 767, 768, 769};
   for (int i = 0; i < draws; i++)
-    for (auto routine : {linear, mlp, qkv, head, elementwise, attention, muon}) {
+    for (auto routine : {linear, mlp, qkv, head, elementwise, attention, muon, token}) {
       int64_t rows = i % 2 ? edges[draw(0, 12)] : draw(1, 500);
       routine(rows, draw(1, 3));
     }

@@ -91,10 +91,15 @@ def chosen() -> tuple[Build, ...] | str:
 
 
 def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
-    """The first build that succeeds, now or when it was cached; or why none does."""
-    said = ""
+    """The first build that succeeds, now or when it was cached; or why none does.
+
+    A build that fails where the next one succeeds is marked as refused and not tried again.
+    """
+    said, refused = "none is left to try", list[Path]()
     for build in builds:
         library = cache_folder(build.name()) / build.name()
+        if library.with_suffix(".refused").exists():
+            continue
         if found := _cached(library):
             return build, found
         with _locked(library.parent):
@@ -102,9 +107,14 @@ def build_or_find(builds: Sequence[Build]) -> tuple[Build, ctypes.CDLL] | str:
                 return build, found
             if not (said := build.run(library)):
                 try:
-                    return build, ctypes.CDLL(str(library))
+                    found = ctypes.CDLL(str(library))
                 except OSError as error:
                     said = f"the library does not load: {error}"
+                else:
+                    for other in refused:
+                        other.touch()
+                    return build, found
+            refused.append(library.with_suffix(".refused"))
     names = ", ".join(source.name for source in SOURCES)
     return f"{shlex.join(builds[0].compiler)} cannot build {names}: {said[:200]}"
 
