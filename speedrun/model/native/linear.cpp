@@ -36,10 +36,8 @@ extern "C" int linear_backward(const float* g, const float* x, const float* W, f
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
       product(count, g + row * O, O, right, dx + row * I, I);
-      for (int64_t i = row; i < row + count; i++) {
-        slopes.put(i - begin, g + i * O);
-        inputs.put(i - begin, x + i * I);
-      }
+      slopes.put(row - begin, g + row * O, count);
+      inputs.put(row - begin, x + row * I, count);
     });
     sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
   }
@@ -89,12 +87,10 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
       product(count, dh, F, narrows, to, D);
       undo_norm_rows(to, x + row * D, r + row, count, D);
       sweep(0, count * D, [=](auto at) { at.put(to, at(to) + at(over)); });
-      for (int64_t i = 0, k = row - begin; i < count; i++, k++) {
-        hidden_slopes.put(k, dh + i * F);
-        normed.put(k, x + (row + i) * D, r[row + i]);
-        slopes.put(k, over + i * D);
-        hidden.put(k, squares + i * F);
-      }
+      hidden_slopes.put(row - begin, dh, count);
+      normed.put(row - begin, x + row * D, count, r + row);
+      slopes.put(row - begin, over, count);
+      hidden.put(row - begin, squares, count);
     });
     sum_products({{slopes, hidden, ddown}, {hidden_slopes, normed, dup}}, end - begin, begin, threads);
   }
@@ -167,12 +163,10 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
       product(count, gk, keys, from_k, partial, D, add_to(to));
       product(count, gv, keys, from_v, partial, D, add_to(to));
       undo_norm_rows(to, x + row * D, r + row, count, D);
-      for (int64_t i = 0, j = row - begin; i < count; i++, j++) {
-        slopes_q.put(j, gq + i * queries);
-        slopes_k.put(j, gk + i * keys);
-        slopes_v.put(j, gv + i * keys);
-        normed.put(j, x + (row + i) * D, r[row + i]);
-      }
+      slopes_q.put(row - begin, gq, count);
+      slopes_k.put(row - begin, gk, count);
+      slopes_v.put(row - begin, gv, count);
+      normed.put(row - begin, x + row * D, count, r + row);
     });
     sum_products({{slopes_q, normed, dWq}, {slopes_k, normed, dWk}, {slopes_v, normed, dWv}}, end - begin,
                  begin, threads);

@@ -103,10 +103,8 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
         }
         if (!dx) return;
         product(count, z, pitch, narrows, dx + row * D, D);
-        for (int64_t i = 0; i < count; i++) {
-          slopes.put(row + i - begin, z + i * pitch);
-          inputs.put(row + i - begin, x + (row + i) * D);
-        }
+        slopes.put(row - begin, z, count, pitch);
+        inputs.put(row - begin, x + row * D, count);
       });
       if (dx) sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
     }

@@ -181,16 +181,19 @@ inline void product(int64_t rows, const float* A, int64_t ai, const Packed& B, f
   product(rows, A, ai, B, C, ci, set(C));
 }
 
-// The operands of `sum_products`, taken over row by row by whoever has the rows in cache, and arranged as
-// the product reads them, from front to back: the right one in panels, the left one in strips as high as
-// a tile, which are a cache line apart lest they compete for its places.
+// The operands of `sum_products`, taken over by whoever has some rows of them in cache, from row k on, and
+// arranged as the product reads them, from front to back: the right one in panels, the left one in strips
+// as high as a tile, which are a cache line apart lest they compete for its places.
 class Panels {
  public:
   Panels(int64_t width, int64_t most) : width(width), most(most), room(width * most) {}
-  void put(int64_t k, const float* row, float scale = 1) {
+  void put(int64_t k, const float* rows, int64_t count, const float* scales = nullptr) {
     each_panel(width, [=](int64_t n, int vectors) {
-      for (int v = 0; v < vectors; v++)
-        store(at(n, k, vectors) + v * LANES, load(row + n + v * LANES) * scale);
+      float* to = at(n, k, vectors);
+      const float* from = rows + n;
+      for (int64_t i = 0; i < count; i++, from += width)
+        for (int v = 0; v < vectors; v++, to += LANES)
+          store(to, scales ? load(from + v * LANES) * scales[i] : load(from + v * LANES));
     });
   }
   float* at(int64_t n, int64_t k, int vectors) const { return room.data + n * most + k * vectors * LANES; }
@@ -204,17 +207,25 @@ class Strips {
  public:
   Strips(int64_t width, int64_t most)
       : width(width), count((width + STRIP - 1) / STRIP), pitch(STRIP * most + 16), room(count * pitch) {}
-  void put(int64_t k, const float* row) {
-    float* to = at(0, k);
-    int64_t m = 0;
-    for (; m + STRIP <= width; m += STRIP, to += pitch) std::memcpy(to, row + m, 4 * STRIP);
-    if (m < width) std::memcpy(to, row + m, 4 * (width - m));
+  void put(int64_t k, const float* rows, int64_t many, int64_t stride = 0) {
+    if (!stride) stride = width;
+    for (int64_t end = k + many; k < end; k += FEW, rows += FEW * stride)
+      for (int64_t strip = 0; strip < count; strip++) {
+        const float* from = rows + strip * STRIP;
+        float *to = at(strip, k), *last = at(strip, std::min(end, k + FEW));
+        int64_t high = height(strip);
+        if (high == STRIP)
+          for (; to < last; to += STRIP, from += stride) std::memcpy(to, from, 4 * STRIP);
+        else
+          for (; to < last; to += STRIP, from += stride) std::memcpy(to, from, 4 * high);
+      }
   }
   float* at(int64_t strip, int64_t k) const { return room.data + strip * pitch + k * STRIP; }
   int64_t height(int64_t strip) const { return std::min<int64_t>(STRIP, width - strip * STRIP); }
   const int64_t width, count;
 
  private:
+  static constexpr int64_t FEW = 16;  // rows at a time, whose cache lines serve the next strip too
   const int64_t pitch;
   Buffer room;
 };
