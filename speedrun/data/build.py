@@ -34,7 +34,7 @@ from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, SplitInfo
 from speedrun.data.journal import JOURNAL, BuildOptions, Journal, Scan
 from speedrun.data.shards import SHARD_TOKENS, ShardInfo, ShardWriter
 from speedrun.data.staging import empty, is_empty, locked_folder, swap_in
-from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, read_ahead
+from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, read_ahead, taking_turns
 from speedrun.data.tokenizer import (
     TokenIds,
     Tokenizer,
@@ -215,7 +215,7 @@ def _encode(
             ids = iter(tokenizer.encode_batch(texts))
             yield [(split, part, [*islice(ids, len(part))]) for split, part in parts.items()]
 
-    with closing(_Output(folder, journal, tokenizer.eot)) as output:
+    with closing(_Output(folder, journal, tokenizer.eot)) as output, taking_turns():
         # One batch is hashed and written while the next one is encoded.
         for parts in read_ahead(encoded(), depth=1):
             for split, part, ids in parts:
