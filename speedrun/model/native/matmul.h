@@ -28,6 +28,7 @@ constexpr int PANEL = 2;  // 12 of 16
 constexpr int STRIP = 6;           // rows of a tile
 constexpr int64_t DEPTH = 192;     // of a product at once: a panel this deep stays in the first cache
 constexpr int64_t BLOCK = 96;      // rows that a thread takes at once
+constexpr int64_t FEW = 16;        // rows rearranged at once: cache lines of one serve the next column
 constexpr int64_t SUMMED = 768;    // rows summed into a weight's gradient at once
 
 // Memory that nobody has written to, on a cache line's border.
@@ -188,13 +189,20 @@ class Panels {
  public:
   Panels(int64_t width, int64_t most) : width(width), most(most), room(width * most) {}
   void put(int64_t k, const float* rows, int64_t count, const float* scales = nullptr) {
-    each_panel(width, [=](int64_t n, int vectors) {
-      float* to = at(n, k, vectors);
-      const float* from = rows + n;
-      for (int64_t i = 0; i < count; i++, from += width)
-        for (int v = 0; v < vectors; v++, to += LANES)
-          store(to, scales ? load(from + v * LANES) * scales[i] : load(from + v * LANES));
-    });
+    for (int64_t begin = 0; begin < count; begin += FEW)
+      each_panel(width, [=](int64_t n, int vectors) {
+        float* to = at(n, k + begin, vectors);
+        for (int64_t i = begin; i < std::min(count, begin + FEW); i++, to += vectors * LANES) {
+          const float* from = rows + i * width + n;
+          float scale = scales ? scales[i] : 1.f;
+          auto copy = [=](int v) { store(to + v * LANES, load(from + v * LANES) * scale); };
+          if (vectors == PANEL)
+#pragma GCC unroll 4
+            for (int v = 0; v < PANEL; v++) copy(v);
+          else
+            for (int v = 0; v < vectors; v++) copy(v);
+        }
+      });
   }
   float* at(int64_t n, int64_t k, int vectors) const { return room.data + n * most + k * vectors * LANES; }
   const int64_t width, most;
@@ -225,7 +233,6 @@ class Strips {
   const int64_t width, count;
 
  private:
-  static constexpr int64_t FEW = 16;  // rows at a time, whose cache lines serve the next strip too
   const int64_t pitch;
   Buffer room;
 };
