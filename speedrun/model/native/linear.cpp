@@ -81,6 +81,8 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
       Buffer own(BLOCK * F);
       float *dh = own.data, *to = dx + row * D;
       const float *squares = h + row * F, *over = g + row * D;
+      hidden.put(row - begin, squares, count);  // first: this reads rows from front to back
+      slopes.put(row - begin, over, count);
       product(count, over, D, widens, dh, F, [=](int64_t at, vec sum) {
         store(dh + at, 2.f * square_root(load(squares + at)) * sum);
       });
@@ -89,8 +91,6 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
       sweep(0, count * D, [=](auto at) { at.put(to, at(to) + at(over)); });
       hidden_slopes.put(row - begin, dh, count);
       normed.put(row - begin, x + row * D, count, r + row);
-      slopes.put(row - begin, over, count);
-      hidden.put(row - begin, squares, count);
     });
     sum_products({{slopes, hidden, ddown}, {hidden_slopes, normed, dup}}, end - begin, begin, threads);
   }
