@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from speedrun.model import products
+
 from . import builds
 
 
@@ -19,3 +21,9 @@ def _each_build(request: pytest.FixtureRequest) -> Iterator[None]:
 def _this_machine() -> Iterator[None]:
     with builds.used("this machine"):
         yield
+
+
+@pytest.fixture
+def _however_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native products even of fewer rows than repay them."""
+    monkeypatch.setattr(products, "FEWEST", 1)

@@ -27,11 +27,7 @@ from .twins import (
     with_gradients,
 )
 
-
-@pytest.fixture(autouse=True)
-def _however_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "FEWEST", 1)
-
+pytestmark = pytest.mark.usefixtures("_however_few_rows")
 
 # Rows, width, vocabulary: none a whole vector, block or chunk of the routine's.
 HEADS = [(1, 16, 17), (31, 48, 257), (32, 192, 64), (97, 80, 1001), (385, 48, 17), (769, 16, 257)]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from speedrun.model import products
 from speedrun.model.products import add_linear, add_mlp, head_loss, linear, norm_qkv
 from speedrun.model.rotary import Rotary
 
@@ -26,15 +25,11 @@ from .twins import (
     with_gradients,
 )
 
+pytestmark = pytest.mark.usefixtures("_however_few_rows")
 EPS = 1e-6
 # Rows around the routines' blocks and pieces; inputs beyond the depth of one pass; widths that are
 # no whole panel: (rows, inputs, outputs).
 LINEAR = [(1, 16, 16), (31, 48, 80), (32, 400, 16), (97, 80, 192), (385, 192, 48), (769, 16, 80)]
-
-
-@pytest.fixture(autouse=True)
-def _however_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "FEWEST", 1)
 
 
 @every_build

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <vector>
 
+#include "norm.h"
 #include "parallel.h"
 #include "vec.h"
 
@@ -106,14 +107,8 @@ void norm(const Step& s) {
 
 // Each row of `to`: the pairs (i, i + K/2) turned by the token's angles, cosines y and sines z.
 void turn_pairs(const Step& s, const Token& token) {
-  int64_t half = s.columns / 2;
-  const float *c = s.y + token.position() * half, *d = s.z + token.position() * half;
-  for (float* x = s.to; x < s.to + s.rows * s.columns; x += s.columns)
-    sweep(0, half, [=](auto at) {
-      Wide low = at(x), high = at(x + half);
-      at.put(x, low * at(c) + high * at(d));
-      at.put(x + half, high * at(c) - low * at(d));
-    });
+  Angles angles{s.y, s.z, token.position() + 1, s.columns / 2};
+  norm_rotate(s.to, angles, token.position(), 0.f, s.to, nullptr, s.rows, s.columns);
 }
 
 // to = a to + b (matrix y times x + bias z)

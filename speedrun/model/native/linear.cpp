@@ -36,7 +36,7 @@ extern "C" int linear_backward(const float* g, const float* x, const float* W, f
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
       product(count, g + row * O, O, right, dx + row * I, I);
-      slopes.put(row - begin, g + row * O, count);
+      slopes.put(row - begin, g + row * O, count, O);
       inputs.put(row - begin, x + row * I, count);
     });
     sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
@@ -82,14 +82,14 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
       float *dh = own.data, *to = dx + row * D;
       const float *squares = h + row * F, *over = g + row * D;
       hidden.put(row - begin, squares, count);  // first: this reads rows from front to back
-      slopes.put(row - begin, over, count);
+      slopes.put(row - begin, over, count, D);
       product(count, over, D, widens, dh, F, [=](int64_t at, vec sum) {
         store(dh + at, 2.f * square_root(load(squares + at)) * sum);
       });
       product(count, dh, F, narrows, to, D);
       undo_norm_rows(to, x + row * D, r + row, count, D);
       sweep(0, count * D, [=](auto at) { at.put(to, at(to) + at(over)); });
-      hidden_slopes.put(row - begin, dh, count);
+      hidden_slopes.put(row - begin, dh, count, F);
       normed.put(row - begin, x + row * D, count, r + row);
     });
     sum_products({{slopes, hidden, ddown}, {hidden_slopes, normed, dup}}, end - begin, begin, threads);
@@ -163,9 +163,9 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
       product(count, gk, keys, from_k, partial, D, add_to(to));
       product(count, gv, keys, from_v, partial, D, add_to(to));
       undo_norm_rows(to, x + row * D, r + row, count, D);
-      slopes_q.put(row - begin, gq, count);
-      slopes_k.put(row - begin, gk, count);
-      slopes_v.put(row - begin, gv, count);
+      slopes_q.put(row - begin, gq, count, queries);
+      slopes_k.put(row - begin, gk, count, keys);
+      slopes_v.put(row - begin, gv, count, keys);
       normed.put(row - begin, x + row * D, count, r + row);
     });
     sum_products({{slopes_q, normed, dWq}, {slopes_k, normed, dWk}, {slopes_v, normed, dWv}}, end - begin,

@@ -119,7 +119,9 @@ void multiply(int64_t rows, int64_t width, int64_t depth, const float* A, int64_
   });
 }
 
-inline int64_t whole_vectors(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
+inline int64_t parts_of(int64_t all, int64_t size) { return (all + size - 1) / size; }
+
+inline int64_t whole_vectors(int64_t width) { return parts_of(width, LANES) * LANES; }
 
 // A right operand, rearranged panel by panel so that a product reads it from front to back. Columns
 // beyond the last are zeros up to a whole vector.
@@ -129,7 +131,7 @@ struct Packed {
 };
 
 inline int64_t panels_of(int64_t width) {
-  return (whole_vectors(width) + PANEL * LANES - 1) / (PANEL * LANES);
+  return parts_of(width, PANEL * LANES);
 }
 
 // The element (k, n) of the operand is B[k bk + n bn].
@@ -161,7 +163,7 @@ inline Packed pack(const float* B, int64_t bk, int64_t bn, int64_t width, int64_
 template <typename Finish>
 void product(int64_t rows, const float* A, int64_t ai, const Packed& B, float* C, int64_t ci,
              const Finish& finish) {
-  int64_t parts = (B.depth + DEPTH - 1) / DEPTH, most = (B.depth + parts - 1) / parts;
+  int64_t most = parts_of(B.depth, parts_of(B.depth, DEPTH));
   for (int64_t k = 0; k < B.depth; k += most) {
     int64_t depth = std::min(most, B.depth - k);
     bool begins = k == 0, ends = k + depth == B.depth;
@@ -214,11 +216,10 @@ class Panels {
 class Strips {
  public:
   Strips(int64_t width, int64_t most)
-      : width(width), count((width + STRIP - 1) / STRIP), pitch(STRIP * most + 16), room(count * pitch) {}
-  void put(int64_t k, const float* rows, int64_t many, int64_t stride = 0) {
-    if (!stride) stride = width;
-    for (int64_t end = k + many; k < end; k += FEW, rows += FEW * stride)
-      for (int64_t strip = 0; strip < count; strip++) {
+      : width(width), strips(parts_of(width, STRIP)), pitch(STRIP * most + 16), room(strips * pitch) {}
+  void put(int64_t k, const float* rows, int64_t count, int64_t stride) {
+    for (int64_t end = k + count; k < end; k += FEW, rows += FEW * stride)
+      for (int64_t strip = 0; strip < strips; strip++) {
         const float* from = rows + strip * STRIP;
         float *to = at(strip, k), *last = at(strip, std::min(end, k + FEW));
         int64_t high = height(strip);
@@ -230,7 +231,7 @@ class Strips {
   }
   float* at(int64_t strip, int64_t k) const { return room.data + strip * pitch + k * STRIP; }
   int64_t height(int64_t strip) const { return std::min<int64_t>(STRIP, width - strip * STRIP); }
-  const int64_t width, count;
+  const int64_t width, strips;
 
  private:
   const int64_t pitch;
@@ -242,7 +243,7 @@ struct Sum {  // C (M x N) = or += A^T B, A (rows x M), B (rows x N, N of whole 
   const Panels& B;
   float* C;
   int64_t blocks(int threads) const {  // of three strips or fewer, as many for each thread
-    return ((A.count + 2) / 3 + threads - 1) / threads * threads;
+    return parts_of(parts_of(A.strips, 3), threads) * threads;
   }
 };
 
@@ -256,8 +257,8 @@ inline void sum_products(std::initializer_list<Sum> sums, int64_t rows, bool add
     const Strips& A = sum->A;
     const Panels& B = sum->B;
     float* C = sum->C;
-    int64_t blocks = sum->blocks(threads), first = block * A.count / blocks;
-    int64_t last = (block + 1) * A.count / blocks;
+    int64_t blocks = sum->blocks(threads), first = block * A.strips / blocks;
+    int64_t last = (block + 1) * A.strips / blocks;
     each_panel(B.width, [&](int64_t n, int vectors) {
       for (int64_t begin = 0; begin < rows; begin += SUMMED) {
         int64_t depth = std::min(SUMMED, rows - begin);
@@ -275,7 +276,7 @@ inline void sum_products(std::initializer_list<Sum> sums, int64_t rows, bool add
 // visit(first row, rows) for `most` rows at a time.
 template <typename Visit>
 void each_block(int64_t begin, int64_t end, int64_t most, int threads, const Visit& visit) {
-  share_out((end - begin + most - 1) / most, 1, threads, [&](int64_t i) {
+  share_out(parts_of(end - begin, most), 1, threads, [&](int64_t i) {
     int64_t row = begin + i * most;
     visit(row, std::min(most, end - row));
   });
@@ -284,7 +285,7 @@ void each_block(int64_t begin, int64_t end, int64_t most, int threads, const Vis
 // Rows of a batch whose gradients are made and summed before the next: still in cache when they are
 // summed, and at least two blocks for each thread. Being a multiple of SUMMED it changes no sum.
 inline int64_t chunk_rows(int threads) {
-  return (2 * BLOCK * threads + SUMMED - 1) / SUMMED * SUMMED;
+  return parts_of(2 * BLOCK * threads, SUMMED) * SUMMED;
 }
 
 }  // namespace
