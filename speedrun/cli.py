@@ -10,9 +10,10 @@ import gc
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from speedrun import __version__
 from speedrun.errors import ConfigError, SpeedrunError
@@ -174,17 +175,43 @@ _add_file_verbs(recipes_app, "recipe")
 _add_file_verbs(tracks_app, "track")
 
 
+class _SeveralFiles(typer.core.TyperCommand):
+    """`--val A B` is `--val A --val B`: else B would be trained on, which nobody means."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words: list[str] = []
+        option = ""
+        for word in args:
+            if word.startswith("-"):
+                option = word if word in ("--val", "--test") else ""
+                words += [] if option else [word]
+            else:
+                words += [option, word] if option else [word]
+        return super().parse_args(ctx, words)
+
+
 @data_app.command(
-    epilog="Example:  speedrun data build notes/ logs.jsonl.zst --out mine --tokenizer bpe:4096"
+    cls=_SeveralFiles,
+    epilog="Example:  speedrun data build notes/ logs.jsonl.zst --out mine --tokenizer bpe:4096",
 )
 def build(
     sources: Annotated[
-        list[str], typer.Argument(help="stdlib, files, folders, globs, hf:NAME[:SPLIT].")
+        list[str],
+        typer.Argument(help="stdlib, docstrings, files, folders, globs, hf:NAME[:SPLIT]."),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new dataset.")],
     tokenizer: Annotated[str, typer.Option(help="byte, bpe:N, gpt2 or gpt2:FOLDER.")] = "bpe:4096",
+    val: Annotated[
+        list[str] | None, typer.Option(help="For validation alone; may be given several times.")
+    ] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(help="For the test alone; may be given several times.")
+    ] = None,
     val_fraction: Annotated[
         float, typer.Option(help="Share of documents kept for validation.", min=0, max=0.99)
+    ] = 0.05,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share kept for the test; none of it with --val.", min=0, max=0.99)
     ] = 0.05,
     text_field: Annotated[str, typer.Option(help="JSONL field or parquet column.")] = "text",
     max_document_bytes: Annotated[
@@ -197,7 +224,8 @@ def build(
     from speedrun.commands.data import build_command
 
     build_command(
-        sources, out, tokenizer, val_fraction=val_fraction, text_field=text_field,
+        sources, out, tokenizer, held_out={"val": val or [], "test": test or []},
+        val_fraction=val_fraction, test_fraction=test_fraction, text_field=text_field,
         max_document_bytes=max_document_bytes, shard_tokens=shard_tokens, force=force,
     )  # fmt: skip
 

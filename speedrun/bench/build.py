@@ -117,11 +117,12 @@ def build_with(tokenizer: Tokenizer, text: Path) -> None:
     """Build a dataset as one that had its tokenizer when it was stopped is gone on with."""
     out = text.with_name("dataset")
     partial = text.with_name("dataset.partial")
-    _, options = checked_options(tokenizer.spec, VAL_FRACTION)
+    _, options = checked_options(tokenizer.spec, VAL_FRACTION, VAL_FRACTION)
     tokenizer.save(partial / TOKENIZER)
     stamp = open_corpus([str(text)]).stamp()
     Journal(stamp, options, tokenizer=tokenizer.fingerprint).save(partial)
-    build_dataset([str(text)], out, tokenizer.spec, val_fraction=VAL_FRACTION, force=True)
+    build_dataset([str(text)], out, tokenizer.spec, val_fraction=VAL_FRACTION,
+                  test_fraction=VAL_FRACTION, force=True)  # fmt: skip
 
 
 def tiktoken_call(tokenizer: Tokenizer, documents: Sequence[str]) -> Callable[[], list[list[int]]]:

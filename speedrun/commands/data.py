@@ -9,6 +9,7 @@ from typing import Any
 
 from speedrun.config.resolve import resolve
 from speedrun.data.dataset import MANIFEST, Dataset
+from speedrun.data.splits import TEST
 from speedrun.errors import DataError
 from speedrun.terminal.console import print_table, size_text
 from speedrun.terminal.progress import stage_progress
@@ -52,7 +53,7 @@ def verify_command(folder: Path) -> None:
     from speedrun.data.verify import verify
 
     with stage_progress() as progress:
-        report = verify(folder, lambda done, total: progress("verifying", done, total))
+        report = verify(folder, progress=lambda done, total: progress("verifying", done, total))
     for problem in report.problems:
         print(problem, file=sys.stderr)
     if report.problems:
@@ -97,6 +98,9 @@ def _print_summary(folder: Path) -> Dataset:
             for split in dataset.splits.values()
         ],
     )
+    if TEST not in dataset.splits:
+        print("no test split: a result on this dataset cannot be checked on text that nobody chose "
+              "by; `data build` keeps one, or takes files with --test")  # fmt: skip
     for note in build_notes(folder):
         print(f"note: {note}")
     return dataset

@@ -208,10 +208,13 @@ class ScheduleConfig(Section):
 class DataConfig(Section):
     """Where tokens come from."""
 
-    sources: Names = Field(("stdlib",), description="corpus: stdlib, files, folders, hf:NAME")
+    sources: Names = Field(
+        ("stdlib",), description="corpus: stdlib, docstrings, files, folders, hf:NAME"
+    )
     tokenizer: str = Field("bpe:4096", description="byte, bpe:N or gpt2")
     dir: str = Field("", description="a built dataset; replaces sources and tokenizer")
     val_fraction: Fraction = Field(0.05, description="share of documents kept for validation")
+    test_fraction: Fraction = Field(0.05, description="share of documents kept for the test")
     order: Literal["sequential", "shuffled"] = Field(
         "shuffled", description="sequential: the records' order, whatever the seed"
     )
@@ -232,8 +235,15 @@ class BatchConfig(Section):
 
 
 class ValidationConfig(Section):
-    tokens: Count = Field(10_485_760, description="first tokens of the validation split")
-    every: Count = Field(125, description="steps between validations; the last step always")
+    tokens: Count = Field(10_485_760, description="tokens of the validation split")
+    rows: Literal["spread", "first", "between", "last"] = Field(
+        "spread",
+        description="sequences taken: spread evenly over the split, or the first (the public "
+        "rule); to tune on: those between the spread ones, or the last",
+    )
+    every: Count = Field(
+        125, description="steps between validations, closer near the target; the last step always"
+    )
     window: Amount = Field(
         0, description="tokens seen in validation, rounded up to blocks, if wider than in training"
     )

@@ -1,7 +1,7 @@
 """A corpus made into a dataset: three streams over the text, none of which holds it in memory.
 
-1. Scan: hash every document. That gives the source fingerprint and the validation split, and finds
-   whatever is wrong with the input before anything is written.
+1. Scan: hash every document. That gives the source fingerprint and the rule of the splits, and
+   finds whatever is wrong with the input before anything is written.
 2. Learn the tokenizer from training documents alone (only `bpe:N` needs this stream).
 3. Encode on all cores, into shards of a fixed number of tokens that are written as they fill: a
    thread reads ahead, another encodes, and the main one hashes and writes.
@@ -14,7 +14,7 @@ in one rename, after its manifest is on disk.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
@@ -23,16 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from speedrun.data.corpus import (
-    MAX_DOCUMENT_BYTES,
-    Corpus,
-    is_validation,
-    open_corpus,
-    validation_threshold,
-)
+from speedrun.data.corpus import MAX_DOCUMENT_BYTES, Corpus, open_corpus
 from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, SplitInfo
 from speedrun.data.journal import JOURNAL, BuildOptions, Journal, Scan
 from speedrun.data.shards import SHARD_TOKENS, ShardInfo, ShardWriter
+from speedrun.data.splits import TEST, TRAIN, VAL, Sides
 from speedrun.data.staging import empty, is_empty, locked_folder, swap_in
 from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, read_ahead, taking_turns
 from speedrun.data.tokenizer import (
@@ -51,6 +46,8 @@ BUILD = "build.json"
 # of the standard library, half the text teaches bpe:4096 in 3 s, not 6 s, for 0.6% more tokens.
 BPE_SAMPLE_BYTES = 16 << 20
 BPE_SAMPLE_BYTES_PER_ID = 4 << 10
+FRACTION = 0.05  # of the documents, for validation and for the test
+COPIES = "documents left out, for held-out files have them too"
 
 
 def build_dataset(
@@ -58,7 +55,9 @@ def build_dataset(
     out: Path,
     tokenizer: str,
     *,
-    val_fraction: float = 0.05,
+    held_out: Mapping[str, Sequence[str]] | None = None,
+    val_fraction: float = FRACTION,
+    test_fraction: float = FRACTION,
     shard_tokens: int = SHARD_TOKENS,
     text_field: str = "text",
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
@@ -70,11 +69,27 @@ def build_dataset(
 
     A folder that holds another dataset is replaced only with `force`. A second build of the same
     folder is refused while one is running, or with `wait` takes its turn.
+
+    `held_out` names sources that are "val" or "test" alone. With files of its own a split takes
+    nothing of the sources, and who names files for validation but none for a test has no test.
     """
+    named = {split: files for split, files in (held_out or {}).items() if files}
+    fractions = {
+        VAL: 0.0 if VAL in named else val_fraction,
+        TEST: 0.0 if named else test_fraction,
+    }
+    if not 0 < val_fraction < 1:
+        raise ConfigError(f"a validation fraction of {val_fraction} is not between 0 and 1")
+    if not 0 <= test_fraction < 1 - val_fraction:
+        raise ConfigError(
+            f"a test fraction of {test_fraction} leaves nothing to train on beside a validation "
+            f"fraction of {val_fraction}"
+        )
     spec, options = checked_options(
-        tokenizer, val_fraction, shard_tokens, text_field, max_document_bytes
+        tokenizer, fractions[VAL], fractions[TEST], shard_tokens, text_field, max_document_bytes
     )
-    corpus = open_corpus(sources, text_field=text_field, max_document_bytes=max_document_bytes)
+    corpus = open_corpus(sources, held_out=named, text_field=text_field,
+                         max_document_bytes=max_document_bytes)  # fmt: skip
     out = out.expanduser().resolve()
     if not out.name:
         raise ConfigError(f"{out} cannot become a dataset: name a folder in it")
@@ -111,16 +126,18 @@ def build_notes(folder: Path) -> list[str]:
 def checked_options(
     tokenizer: str,
     val_fraction: float,
+    test_fraction: float,
     shard_tokens: int = SHARD_TOKENS,
     text_field: str = "text",
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
 ) -> tuple[TokenizerSpec, BuildOptions]:
     spec = parse_spec(tokenizer)
-    if not 0 < val_fraction < 1:
-        raise ConfigError(f"a validation fraction of {val_fraction} is not between 0 and 1")
     if shard_tokens < 1:
         raise ConfigError(f"shards of {shard_tokens} tokens cannot be: use at least 1")
-    return spec, BuildOptions(str(spec), val_fraction, shard_tokens, text_field, max_document_bytes)
+    options = BuildOptions(
+        str(spec), val_fraction, test_fraction, shard_tokens, text_field, max_document_bytes
+    )
+    return spec, options
 
 
 def _build(
@@ -165,17 +182,34 @@ def _build(
 def _scan(corpus: Corpus, options: BuildOptions, report: ProgressCallback) -> Scan:
     notes: Counter[str] = Counter()
     documents = size = 0
-    fingerprint, smallest, largest = hashlib.sha256(), b"\xff" * 32, b""
-    for document in hashed(corpus, "scan", report, notes):
+    fingerprint, sides = hashlib.sha256(), Sides(options.val_fraction, options.test_fraction)
+    for document in without_copies(hashed(corpus, "scan", report, notes), notes):
         documents += 1
         size += document.bytes
-        fingerprint.update(document.hash)
-        smallest, largest = min(smallest, document.hash), max(largest, document.hash)
-    threshold = validation_threshold(options.val_fraction, smallest, largest)
+        fingerprint.update(document.hash + document.side.encode())
+        sides.add(document)
+    for side in {source.side for source in corpus.sources} - {"", *sides.named}:
+        raise DataError(f"the files named for {side} hold no text of their own: name others")
     spec = parse_spec(options.tokenizer)
     if spec.kind == "bpe" and size > (sample := _sample_bytes(spec)):
         notes["MiB of training documents, drawn by hash, to learn the BPE"] = sample >> 20
-    return Scan(documents, size, fingerprint.hexdigest(), threshold, dict(+notes))
+    return Scan(documents, size, fingerprint.hexdigest(), sides.rule(), dict(+notes))
+
+
+def without_copies(
+    documents: Iterator[Hashed], notes: Counter[str] | None = None
+) -> Iterator[Hashed]:
+    """The documents but for copies of what held-out files hold, which come before all others."""
+    held_out: dict[bytes, str] = {}
+    for document in documents:
+        if document.side:
+            side = held_out.setdefault(document.hash, document.side)
+        else:
+            side = held_out.get(document.hash, "")
+        if side == document.side:
+            yield document
+        elif notes is not None:
+            notes[COPIES] += 1
 
 
 def _sample_bytes(spec: TokenizerSpec) -> int:
@@ -188,9 +222,9 @@ def _training_texts(
     """Training documents, or a sample of them: another part of the hash decides, so it is fair."""
     sample = _sample_bytes(spec)
     bound = 2**64 * sample // max(scan.bytes, sample)
-    for document in hashed(corpus, "tokenizer", report):
+    for document in without_copies(hashed(corpus, "tokenizer", report)):
         drawn = int.from_bytes(document.hash[8:16], "big") < bound
-        if drawn and not is_validation(document.hash, scan.threshold):
+        if drawn and scan.rule.split_of(document) == TRAIN:
             yield document.text
 
 
@@ -202,13 +236,14 @@ def _encode(
     documents, size, fingerprint = Counter[str](), Counter[str](), hashlib.sha256()
 
     def encoded() -> Iterator[list[tuple[str, list[Hashed], list[TokenIds]]]]:
-        for batch in read_ahead(batches(hashed(corpus, "encode", report))):
+        documents_ahead = without_copies(hashed(corpus, "encode", report))
+        for batch in read_ahead(batches(documents_ahead)):
             parts: dict[str, list[Hashed]] = {split: [] for split in output.begin}
             for document in batch:
-                split = "val" if is_validation(document.hash, scan.threshold) else "train"
+                split = scan.rule.split_of(document)
                 documents[split] += 1
                 size[split] += document.bytes
-                fingerprint.update(document.hash)
+                fingerprint.update(document.hash + document.side.encode())
                 if document.number >= output.begin[split][0]:
                     parts[split].append(document)
             texts = [document.text for part in parts.values() for document in part]
@@ -228,11 +263,12 @@ def _encode(
                 sum(shard.tokens for shard in shards), documents[split], size[split], tuple(shards)
             )
             for split, shards in output.finish().items()
+            if shards or split != TEST
         }
 
 
 class _Output:
-    """The shards of both splits; the journal hears of each that is finished."""
+    """The shards of all splits; the journal hears of each that is finished."""
 
     def __init__(self, folder: Path, journal: Journal, eot: int) -> None:
         self._folder, self._journal = folder, journal

@@ -1,9 +1,8 @@
 """Where text comes from: the standard library, files, folders, globs, Hugging Face datasets.
 
 A corpus is a list of files in a fixed order (sources as given, files of a folder or glob sorted)
-that can be streamed any number of times, each time the same documents. Which of them are for
-validation depends on the SHA-256 of a document's text alone, so adding, removing or reordering
-others never moves a document from one side to the other, and copies of a text stay together.
+that can be streamed any number of times, each time the same documents. Which of them are trained
+on is decided in `splits.py`.
 """
 
 import difflib
@@ -13,12 +12,13 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from speedrun.data.docstrings import DOCSTRINGS, docstring_files, read_docstrings
 from speedrun.data.readers import (
     Document,
     first_line,
@@ -32,6 +32,7 @@ from speedrun.errors import ConfigError, DataError
 from speedrun.files import sha256_of
 
 STDLIB = "stdlib"
+BUILT_IN = (STDLIB, DOCSTRINGS)
 HUB = "hf:"
 MAX_DOCUMENT_BYTES = 65_536
 MIN_DOCUMENT_BYTES = 1_024
@@ -43,6 +44,7 @@ BLANK = "blank documents left out"
 NOT_UTF8 = "standard library files that are not UTF-8 left out"
 OTHER_FILES = "files of other kinds left out"
 CUT = "text files cut at line ends"
+ONE_TEXT = ("text", DOCSTRINGS)  # kinds of files whose documents all stay on one side of a split
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,10 @@ class SourceFile:
     home: Path
     below: str  # the path from `home`
     source: str  # what `name` begins with, nothing for a file that is named by itself
-    kind: str  # text, jsonl, parquet, or stdlib: never cut, and left out when not UTF-8
+    kind: str  # text, jsonl, parquet, docstrings, or stdlib: never cut, left out when not UTF-8
     compression: str | None
     size: int
+    side: str = ""  # the split it was named for
 
     @property
     def path(self) -> Path:
@@ -77,6 +80,7 @@ class HubSource:
     name: str
     config: str | None
     split: str
+    side: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,15 +106,17 @@ class Corpus:
         notes = Counter() if notes is None else notes
         notes.update(self.other_files)
         before, some = 0, False
+        seen: set[bytes] = set()  # paragraphs of docstrings
         for source in self.sources:
-            count = 0
-            for text, read in self._read(source, notes):
+            count, whole = 0, isinstance(source, HubSource) or source.kind not in ONE_TEXT
+            first = True
+            for document in self._read(source, notes, seen):
                 count += 1
-                if not text or text.isspace():
+                if not document.text or document.text.isspace():
                     notes[BLANK] += 1
                     continue
-                some = True
-                yield Document(text, before + read)
+                yield Document(document.text, before + document.read, first, source.side)
+                some, first = True, whole
             if isinstance(source, SourceFile):
                 notes[CUT] += source.kind == "text" and count > 1
                 notes[BLANK] += source.size == 0
@@ -126,7 +132,7 @@ class Corpus:
 
     def content_hash(self) -> str:
         """Depends on what the files hold and not on where they are; reads them all."""
-        return self._digest(lambda file: f"{file.name} {sha256_of(file.path)}")
+        return self._digest(lambda file: f"{file.name} {sha256_of(file.path)} {file.side}".rstrip())
 
     def _digest(self, line_of: Callable[[SourceFile], str]) -> str:
         digest = hashlib.sha256()
@@ -135,7 +141,9 @@ class Corpus:
             digest.update(f"{line}\n".encode())
         return digest.hexdigest()
 
-    def _read(self, source: SourceFile | HubSource, notes: Notes) -> Iterator[Document]:
+    def _read(
+        self, source: SourceFile | HubSource, notes: Notes, seen: set[bytes]
+    ) -> Iterator[Document]:
         if isinstance(source, HubSource):
             return _read_hub(source, self.text_field)
         path, compression = source.path, source.compression
@@ -145,21 +153,28 @@ class Corpus:
             return read_parquet(path, self.text_field)
         if source.kind == "stdlib":
             return _read_stdlib(path, notes)
+        if source.kind == DOCSTRINGS:
+            return read_docstrings(path, seen)
         return read_text(path, compression, self.max_document_bytes)
 
 
 def open_corpus(
     sources: Sequence[str],
     *,
+    held_out: Mapping[str, Sequence[str]] | None = None,
     text_field: str = "text",
     max_document_bytes: int = MAX_DOCUMENT_BYTES,
 ) -> Corpus:
     """Find the files behind `sources`; what is missing, empty or of no known kind is refused here.
 
-    A source is `stdlib`, a file, a folder (read with its subfolders, hidden names left out), a
-    glob (`**` for any depth) or `hf:NAME[@CONFIG][:SPLIT]`. File names say how a file is read:
-    JSON lines (.jsonl, .ndjson), .parquet, or text (.txt, .md, .py and other usual endings); all
-    but parquet may be compressed (.gz, .zst). Other files in folders are left out and counted.
+    `held_out` names sources for one split alone, "val" or "test"; they are read before the others,
+    so that copies of what they hold can be left out of training.
+
+    A source is `stdlib`, `docstrings`, a file, a folder (read with its subfolders, hidden names
+    left out), a glob (`**` for any depth) or `hf:NAME[@CONFIG][:SPLIT]`. File names say how a file
+    is read: JSON lines (.jsonl, .ndjson), .parquet, or text (.txt, .md, .py and other usual
+    endings); all but parquet may be compressed (.gz, .zst). Other files in folders are left out and
+    counted.
     """
     if not sources:
         raise ConfigError("no source is given: name files, folders, globs, hf:NAME or stdlib")
@@ -170,43 +185,35 @@ def open_corpus(
         )
     found: list[SourceFile | HubSource] = []
     other_files: Notes = Counter()
-    for source in sources:
-        found += _find(source, other_files)
+    named = [
+        (source, side)
+        for side in ("test", "val")
+        for source in (held_out or {}).get(side, ())
+    ]  # fmt: skip
+    for source, side in [*named, *((source, "") for source in sources)]:
+        some = _find(source, other_files)
+        found += [replace(one, side=side) for one in some] if side else some
     if twice := _reached_twice([source for source in found if isinstance(source, SourceFile)]):
         raise DataError(f"{twice} is reached by two sources: name it once")
-    names = tuple(
-        source if source == STDLIB or source.startswith(HUB) else Path(source).name
-        for source in sources
+    names = (
+        *(_name(source) for source in sources),
+        *(f"{_name(source)} for {side} alone" for source, side in reversed(named)),
     )
     return Corpus(names, tuple(found), text_field, max_document_bytes, other_files)
 
 
-def validation_threshold(fraction: float, smallest: bytes, largest: bytes) -> int:
-    """The bound of `is_validation` for about `fraction` of the documents, with some on each side.
-
-    `smallest` and `largest` are the extreme hashes of the corpus: at least the document with the
-    smallest hash is for validation, and at least the one with the largest is for training.
-    """
-    first, last = _hash_value(smallest), _hash_value(largest)
-    if first == last:
-        raise DataError(
-            "the corpus is one single document, so none is left for validation: add documents, or "
-            "lower the document limit so that a text file is cut into several"
-        )
-    return min(max(int(fraction * 2.0**64), first + 1), last)
-
-
-def is_validation(text_hash: bytes, threshold: int) -> bool:
-    return _hash_value(text_hash) < threshold
-
-
-def _hash_value(text_hash: bytes) -> int:
-    return int.from_bytes(text_hash[:8], "big")
+def _name(source: str) -> str:
+    return source if source in BUILT_IN or source.startswith(HUB) else Path(source).name
 
 
 def _find(source: str, other_files: Notes) -> list[SourceFile | HubSource]:
     if source == STDLIB:
         return [*_stdlib_files()]
+    if source == DOCSTRINGS:
+        return [
+            SourceFile(home, name, library, DOCSTRINGS, None, _stat(home / name).st_size)
+            for home, name, library in docstring_files()
+        ]
     if source.startswith(HUB):
         return [_hub_source(source)]
     path = Path(source).expanduser()
@@ -316,7 +323,7 @@ def _read_hub(source: HubSource, text_field: str) -> Iterator[Document]:
 
 
 def _near(path: Path) -> str:
-    around = [STDLIB]
+    around = [*BUILT_IN]
     if path.parent.is_dir():
         around += [str(near) for near in path.parent.iterdir()]
     close = difflib.get_close_matches(str(path), around, n=1)

@@ -25,6 +25,7 @@ from speedrun.data.shards import (
     Split,
     read_header,
 )
+from speedrun.data.splits import TEST, TRAIN, VAL
 from speedrun.data.tokenizer import Tokenizer, load_gpt2, load_tokenizer
 from speedrun.errors import DataError
 from speedrun.files import write_atomically
@@ -94,7 +95,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A folder of shards whose headers and sizes have all been checked."""
+    """A folder of shards whose headers and sizes have been checked, but for those of the test.
+
+    They are not opened until somebody asks for that split (`data/find.py: open_dataset`).
+    """
 
     folder: Path
     splits: dict[str, Split]
@@ -108,7 +112,10 @@ class Dataset:
         manifest, found = find_shards(folder)
         splits = {}
         for name, shards in found.items():
-            counts = tuple(checked_count(path, shard) for path, shard in shards.items())
+            counts = tuple(
+                shard.tokens if name == TEST and shard else checked_count(path, shard)
+                for path, shard in shards.items()
+            )
             info = manifest.splits[name] if manifest else None
             totals = (info.documents, info.bytes) if info else (None, None)
             splits[name] = Split(name, tuple(shards), counts, *totals)
@@ -167,7 +174,7 @@ def find_shards(folder: Path) -> tuple[Manifest | None, dict[str, Shards]]:
     if folder.suffix == ".partial" or (folder / TOKENIZER).exists():
         raise DataError(f"{folder} has no {MANIFEST}: its build did not finish; run it again")
     found: dict[str, Shards] = {}
-    for name in ("train", "val"):
+    for name in (TRAIN, VAL):
         if paths := sorted(folder.glob(f"*_{name}_*.bin")):
             found[name] = dict.fromkeys(paths)
     if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from speedrun.data.corpus import open_corpus
 from speedrun.data.dataset import MANIFEST, Dataset
 from speedrun.data.known import recall, remember, stamp_of
 from speedrun.data.shards import KEEP_BYTES
+from speedrun.data.splits import TRAIN, VAL
 from speedrun.data.stream import ProgressCallback
 from speedrun.data.tokenizer import Tokenizer
 from speedrun.data.verify import verify
@@ -30,7 +32,7 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
     data = config.data
     if data.dir:
         return Path(data.dir).expanduser()
-    _, options = checked_options(data.tokenizer, data.val_fraction)
+    _, options = checked_options(data.tokenizer, data.val_fraction, data.test_fraction)
     # Spelled out: names of datasets that are built already must not change with a class's name.
     facts = ", ".join(f"{name}={value!r}" for name, value in asdict(options).items())
     stamp = stamp_of(data.sources, facts)
@@ -47,6 +49,7 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
             out,
             data.tokenizer,
             val_fraction=data.val_fraction,
+            test_fraction=data.test_fraction,
             progress=progress,
             wait=True,
         )
@@ -55,11 +58,16 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
     return out
 
 
-def open_dataset(folder: Path) -> Dataset:
-    """A dataset ready to train on; one that is small is re-hashed first, which takes no time."""
+def open_dataset(folder: Path, splits: Sequence[str] = (TRAIN, VAL)) -> Dataset:
+    """A dataset ready to be used; one that is small is re-hashed first, which takes no time.
+
+    Files of other splits are not opened: who trains does not touch the test.
+    """
     dataset = Dataset.open(folder)
-    size = sum(path.stat().st_size for split in dataset.splits.values() for path in split.paths)
-    problems = verify(folder).problems if dataset.manifest and size <= KEEP_BYTES else ()
+    held = [dataset.splits[name] for name in splits if name in dataset.splits]
+    paths = [path for split in held for path in split.paths]
+    size = sum(path.stat().st_size for path in paths if path.exists())
+    problems = verify(folder, splits).problems if dataset.manifest and size <= KEEP_BYTES else ()
     if problems:
         raise DataError(problems[0])
     return dataset

@@ -11,12 +11,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from speedrun.data.shards import ShardInfo
+from speedrun.data.splits import SPLITS, SplitRule
 from speedrun.data.staging import empty
 from speedrun.files import has_sha256, write_atomically
 
-FORMAT = 1
+FORMAT = 2
 JOURNAL = "journal.json"
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class BuildOptions:
 
     tokenizer: str
     val_fraction: float
+    test_fraction: float
     shard_tokens: int
     text_field: str
     max_document_bytes: int
@@ -38,7 +39,7 @@ class Scan:
     documents: int
     bytes: int
     fingerprint: str  # SHA-256 over the documents' hashes, in order
-    threshold: int  # document hashes below it are for validation
+    rule: SplitRule
     notes: dict[str, int]
 
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from speedrun.data.corpus import STDLIB
+from speedrun.data.docstrings import DOCSTRINGS, libraries
 from speedrun.errors import SpeedrunError
 from speedrun.files import cache_home, write_atomically
 
@@ -26,14 +27,21 @@ def stamp_of(sources: Sequence[str], options: str) -> str | None:
     """Of all files below the sources; None where a source is no file or folder of this machine."""
     digest = hashlib.sha256(f"{options} {list(sources)!r}".encode())
     for source in sources:
-        home = sysconfig.get_paths()["stdlib"] if source == STDLIB else source
-        path = Path(home).expanduser()
-        if not path.exists():  # a glob, or a name on the hub
-            return None
-        left_out = NOT_STDLIB if source == STDLIB else ()
-        for line in sorted(_lines(str(path.resolve()), left_out)):
-            digest.update(line.encode(errors="surrogateescape"))
+        left_out = NOT_STDLIB if source in (STDLIB, DOCSTRINGS) else ()
+        for path in _homes(source):
+            if not path.exists():  # a glob, or a name on the hub
+                return None
+            for line in sorted(_lines(str(path.resolve()), left_out)):
+                digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def _homes(source: str) -> list[Path]:
+    if source == STDLIB:
+        return [Path(sysconfig.get_paths()["stdlib"])]
+    if source == DOCSTRINGS:
+        return [home for _, home in libraries()]
+    return [Path(source).expanduser()]
 
 
 def _lines(path: str, left_out: Sequence[str]) -> Iterator[str]:

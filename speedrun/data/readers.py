@@ -32,6 +32,8 @@ class Document(NamedTuple):
 
     text: str
     read: int
+    first: bool = True  # of its file, or not cut from one
+    side: str = ""  # the split that its source was named for; else its text decides
 
 
 def format_of(path: Path) -> tuple[str, str | None] | None:

@@ -268,6 +268,27 @@ class Split:
     def tokens(self) -> int:
         return sum(self.counts)
 
+    def rows(self, numbers: NDArray[np.integer], seq_len: int, vocab_size: int) -> Tokens:
+        """Rows of T + 1 tokens: row i begins at token iT of the split, whose shards are one stream.
+
+        Only these are read.
+        """
+        found = np.empty((len(numbers), seq_len + 1), TOKEN_DTYPE)
+        begin = 0
+        for path, count in zip(self.paths, self.counts, strict=True):
+            for row, number in zip(found, numbers, strict=True):
+                start = int(number) * seq_len
+                first, end = max(start, begin), min(start + seq_len + 1, begin + count)
+                if first < end:
+                    offset = HEADER_BYTES + TOKEN_DTYPE.itemsize * (first - begin)
+                    tokens: Tokens = np.fromfile(path, TOKEN_DTYPE, end - first, offset=offset)
+                    if len(tokens) < end - first:
+                        raise DataError(f"{path} ends before token {end - begin}; build it again")
+                    check_tokens(tokens, vocab_size, path, offset)
+                    row[first - start : end - start] = tokens
+            begin += count
+        return found
+
     def head(self, count: int, vocab_size: int) -> Tokens:
         """The split's first `count` tokens, from as many shards as that takes."""
         parts: list[Tokens] = []

@@ -31,17 +31,21 @@ class Hashed(NamedTuple):
     number: int
     text: str
     hash: bytes
+    text_hash: bytes  # the same, or of the first part of the file that the document was cut from
     bytes: int
+    side: str  # the split that its source was named for, if it was
 
 
 def hashed(
     corpus: Corpus, stage: str, report: ProgressCallback, notes: Notes | None = None
 ) -> Iterator[Hashed]:
-    total, last = corpus.total_bytes, 0.0
+    total, last, text_hash = corpus.total_bytes, 0.0, b""
     report(stage, 0, total)
     for number, document in enumerate(corpus.documents(notes)):
         data = document.text.encode()
-        yield Hashed(number, document.text, hashlib.sha256(data).digest(), len(data))
+        own = hashlib.sha256(data).digest()
+        text_hash = own if document.first else text_hash
+        yield Hashed(number, document.text, own, text_hash, len(data), document.side)
         if (now := time.monotonic()) - last > PROGRESS_SECONDS:
             last = now
             report(stage, document.read, total)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from speedrun.data.shards import (
     ShardInfo,
     check_tokens,
 )
+from speedrun.data.splits import SPLITS
 from speedrun.data.tokenizer import load_tokenizer
 from speedrun.errors import DataError
 
@@ -49,12 +50,17 @@ class _Shard:
     problems: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path, progress: Callable[[int, int], None] = lambda *_: None) -> Report:
-    """Check every file of the dataset; a missing folder or manifest that cannot be read raises.
+def verify(
+    folder: Path,
+    splits: Collection[str] = SPLITS,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Report:
+    """Check every file of these splits; a missing folder or manifest that cannot be read raises.
 
     `progress` is told the bytes done and the bytes in all.
     """
-    manifest, found = find_shards(folder)
+    manifest, every = find_shards(folder)
+    found = {name: shards for name, shards in every.items() if name in splits}
     vocab_size = manifest.vocab_size if manifest else PUBLIC_VOCAB
     eot = manifest.eot if manifest else PUBLIC_EOT
     paths = [path for shards in found.values() for path in shards]

@@ -30,10 +30,12 @@ class Entry(BaseModel, frozen=True):
     recipe: str
     seed: int
     run: str | None = None  # its folder, relative to the file of results
-    tokens_to_target: int | None = None
-    steps_to_target: int | None = None
+    tokens_to_target: int | None = None  # where the validations cross the target
+    steps_to_target: float | None = None
     seconds_to_target: float | None = None
     wall_seconds_to_target: float | None = None
+    cell_steps: int | None = None  # between the two validations around the crossing
+    first_validation_tokens: int | None = None  # by the public rule
     val_loss: float | None = None
     params: int | None = None
     peak_memory_bytes: int | None = None

@@ -191,11 +191,9 @@ class RunSet:
 
     def _entry(self, job: Job, summary: Summary) -> Entry:
         """What the summary says under the same names, and which run it was."""
-        tokens, each = summary.tokens_to_target, job.config.batch.tokens
-        own = {
+        own: dict[str, Any] = {
             "recipe": job.label,
             "run": str(self.folder(job).path.relative_to(self.root)),
-            "steps_to_target": None if tokens is None else tokens // each,
         }
         if job.config.machine.jobs > 1:
             own |= dict.fromkeys(TIMES)

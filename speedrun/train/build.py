@@ -95,6 +95,7 @@ def open_data(
         dataset.split("val"),
         tokens=config.validation.tokens,
         batch_tokens=math.gcd(rows, config.validation.tokens // length) * length,
+        how=config.validation.rows,
         **shared,
     )
     loader = Loader(

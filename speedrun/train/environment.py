@@ -16,6 +16,7 @@ import torch
 
 from speedrun import __version__
 from speedrun.hardware import cores, cpu_name, memory_bytes
+from speedrun.train.summary import Environment
 
 PACKAGE = Path(__file__).parent.parent
 LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
@@ -61,7 +62,16 @@ def _commit() -> tuple[str | None, str | None, str | None]:
     return (commit.strip(), diff, untracked) if ours and commit else (None, None, None)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def with_earlier(here: dict[str, Any], before: Environment | None) -> dict[str, Any]:
+    """With the machines that a resumed run was on before, where they were others than this one."""
+    if before is None:
+        return here
+    machines = [*before.earlier, before.machine]
+    now = Environment.model_validate({**here, "torch": here["libraries"]["torch"], "recorded": {}})
+    return {**here, "earlier": [each for each in machines if each != now.machine]}
+
+
+def environment(device: torch.device, kernels: str) -> dict[str, Any]:
     commit, diff, untracked = _commit()
     return {
         "speedrun": __version__,
@@ -75,6 +85,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
+        "kernels": kernels,
         "memory_bytes": memory_bytes(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "cuda": torch.version.cuda,

@@ -72,7 +72,7 @@ class StepView:
     val_bpb: float | None
     val_tokens: int
     target: float  # validation loss; 0: none
-    tokens_to_target: int | None  # None: not reached yet
+    tokens_to_target: int | None  # where the validations cross it; None: not reached yet
     verdict: str
 
 
@@ -191,6 +191,7 @@ class Log:
         speed = self._config.batch.tokens / each if each else 0.0
         wait_share = self._wait / seconds if seconds else 0.0
         stretch, done = self._stretch(progress)
+        crossed = progress.crossed
         return StepView(
             step=progress.step,
             total=self._last_step,
@@ -206,7 +207,7 @@ class Log:
             val_bpb=progress.val_bpb,
             val_tokens=self._config.validation.tokens,
             target=self._config.train.target,
-            tokens_to_target=progress.tokens_to_target,
+            tokens_to_target=crossed.tokens(self._config.batch.tokens) if crossed else None,
             verdict=_verdict(progress, self._loss, wait_share, memory_free(self._device)),
         )
 

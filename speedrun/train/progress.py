@@ -5,11 +5,13 @@ Schedules follow from `step` and the data from `batch`, so a checkpoint needs no
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from speedrun.config.schema import Config
 from speedrun.train.clock import Clock
+from speedrun.train.crossing import Crossing, Look, crossing, next_look
 from speedrun.train.health import SPIKE_WINDOW, Agreement, spike
 from speedrun.train.validate import Validation
 
@@ -23,12 +25,14 @@ class Progress:
     val_step: int = -1  # of the last validation; -1: none yet
     val_loss: float | None = None
     val_bpb: float | None = None
-    tokens_to_target: int | None = None
-    seconds_to_target: float | None = None
-    wall_seconds_to_target: float | None = None
+    looks: list[list[Any]] = field(default_factory=list)  # the last two validations, as `Look`
+    next_look: int = 0  # step of a validation out of turn, since the target is due there
+    to_target: dict[str, Any] | None = None  # the crossing, as `Crossing`; None: not reached yet
+    first_below: int | None = None  # step of the first validation at or below the target
     recent: list[float] = field(default_factory=list)  # finite losses that spikes are measured by
     nonfinite: int = 0  # steps in a row without an update
     rewinds: int = 0
+    forced: list[str] = field(default_factory=list)  # what resumes with --force overrode
     flops_done: float = 0.0  # of the steps beside which the peak was measured
     flops_possible: float = 0.0  # what the peak would have done in their seconds
     peak_seconds: float = 0.0  # spent on measuring, off the clock
@@ -46,10 +50,22 @@ class Progress:
 
     def count_validation(self, result: Validation, config: Config) -> None:
         self.val_step, self.val_loss, self.val_bpb = self.step, result.loss, result.bits_per_byte
-        target = config.train.target
-        if self.tokens_to_target is None and target and result.loss <= target:
-            self.tokens_to_target = self.step * config.batch.tokens
-            self.seconds_to_target, self.wall_seconds_to_target = self.seconds, self.wall
+        target, every = config.train.target, config.validation.every
+        before = Look(*self.looks[-1]) if self.looks else None
+        loss = result.loss if math.isfinite(result.loss) else None
+        now = Look(self.step, loss, self.seconds, self.wall)
+        self.looks = [*self.looks, [*now]][-2:]
+        if not target or self.to_target:
+            return
+        if result.loss <= target:
+            self.to_target, self.first_below = asdict(crossing(before, now, target)), self.step
+        else:
+            self.next_look = next_look(before, now, target, every)
+
+    @property
+    def crossed(self) -> Crossing | None:
+        """Where the validation curve crossed the target."""
+        return Crossing(**self.to_target) if self.to_target else None
 
     def count_peak(self, done: float, possible: float, seconds: float) -> None:
         """A stretch of steps, what it could have done at the peak, and what measuring that cost."""
@@ -64,7 +80,7 @@ class Progress:
 
     def go_back(self, saved: dict[str, Any]) -> None:
         """Be as a checkpoint saved it, but for the data, the clocks and the count of rewinds."""
-        kept = {"batch", "seconds", "earlier_wall", "rewinds", "nonfinite",
+        kept = {"batch", "seconds", "earlier_wall", "rewinds", "nonfinite", "forced",
                 "flops_done", "flops_possible", "peak_seconds"}  # fmt: skip
         for key in saved.keys() - kept:
             setattr(self, key, saved[key])

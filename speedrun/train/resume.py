@@ -24,8 +24,11 @@ LENGTH = "train.steps"  # may change as long as the steps done keep their schedu
 STOP = "train.stop"  # no step depends on it
 
 
-def find_step(run: RunFolder, display: Display) -> int:
-    """The step of the newest whole checkpoint; START for a run stopped before its first."""
+def find_step(run: RunFolder, display: Display, force: bool) -> int:
+    """The step of the newest whole checkpoint; START for a run stopped before its first.
+
+    A run that came to a result saved its weights: where they are gone, something was lost.
+    """
     found, skipped = checkpoint.latest(run.checkpoints)
     for sentence in skipped:
         display.note(f"passed over: {sentence}")
@@ -36,18 +39,24 @@ def find_step(run: RunFolder, display: Display) -> int:
             f"{run.path} has no whole checkpoint to resume from; put an undamaged copy into "
             f"{run.checkpoints}, or start a new run"
         )
+    if run.summary.exists() and not force:
+        raise RunError(
+            f"the checkpoints of {run.path} are gone, so it cannot go on; its records stay as they "
+            "are: start a new run, or add --force to begin this one again with its records put "
+            "aside"
+        )
     display.note("no checkpoint yet: starting from step 0")
     return START
 
 
-def refuse_changes(
+def changes_forbidden(
     run: RunFolder,
     config: Config,
     identity: Mapping[str, str],
     found: checkpoint.Checkpoint,
     code: str,
-) -> None:
-    """One sentence that names every difference to the run that left the checkpoint.
+) -> list[str]:
+    """Every difference to the run that left the checkpoint that makes it another run.
 
     `identity` are the fingerprints of dataset and tokenizer, `code` is the hash of the code.
     """
@@ -76,11 +85,7 @@ def refuse_changes(
                 f"train.steps is {config.steps} and was {old.steps}, which gives step {differing} "
                 f"of the {found.step} steps done other schedules than it had"
             )
-    if changes:
-        raise RunError(
-            f"{run.path} cannot be resumed as it was: {'; '.join(changes)}; undo that, or add "
-            "--force to go on all the same"
-        )
+    return changes
 
 
 def changes_allowed(old: Config, new: Config, step: int) -> list[str]:

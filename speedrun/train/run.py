@@ -4,6 +4,9 @@ config.toml       the resolved config, enough to repeat the run
 environment.json  versions, hardware, code, the command
 metrics.jsonl     one JSON object a line: kind, step, tokens, seconds, loss, ...
 summary.json      the result
+test.json         the loss on the test split, once somebody has asked for it
+forced.json       what a resume with --force overrode, for ever
+earlier-N/        records of an attempt that left no checkpoint to go on from
 tokenizer/        a copy of the dataset's tokenizer, so that the run can be sampled anywhere
 checkpoints/      step-NNNNNN folders
 
@@ -15,11 +18,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,7 @@ from speedrun.config.schema import Config
 from speedrun.errors import RunError
 from speedrun.files import finite, write_atomically, write_json
 from speedrun.train import checkpoint
-from speedrun.train.summary import Summary
+from speedrun.train.summary import Summary, read_json
 
 LOCK = ".lock"
 
@@ -43,6 +47,8 @@ class RunFolder:
         self.tokenizer = path / "tokenizer"
         self.config = path / "config.toml"
         self.environment = path / "environment.json"
+        self.test = path / "test.json"
+        self.forced = path / "forced.json"
         self._unwritten = ""
         self._logging = threading.Lock()  # the writer of checkpoints logs too
 
@@ -114,15 +120,40 @@ class RunFolder:
             os.close(handle)
 
     def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
-        """Write what a run begins with; the config comes last, since it makes a folder a run."""
+        """Write what a run begins with; the config comes last, since it makes a folder a run.
+
+        Records of an earlier attempt are put aside: nothing that was measured is ever deleted.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        self.summary.unlink(missing_ok=True)
+        records = (self.metrics, self.summary, self.test)
+        if any(path.exists() and path.stat().st_size for path in records):
+            aside = next(
+                path
+                for number in range(1, 10**6)
+                if not (path := self.path / f"earlier-{number}").exists()
+            )
+            aside.mkdir()
+            for path in (*records, self.environment):
+                if path.exists():
+                    path.rename(aside / path.name)
         write_atomically(self.metrics, b"")
         self.describe(config, environment or {})
 
     def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
         write_json(self.environment, environment)
         write_atomically(self.config, to_toml(config).encode())
+
+    def read_forced(self) -> list[str]:
+        """What was ever forced in this run, as sentences."""
+        if not self.forced.exists():
+            return []
+        found = read_json(self.forced)
+        if isinstance(found, list) and all(isinstance(each, str) for each in found):
+            return found
+        raise RunError(f"{self.forced} is not a list of sentences: it was changed")
+
+    def write_forced(self, sentences: Sequence[str]) -> None:
+        write_json(self.forced, [*dict.fromkeys([*self.read_forced(), *sentences])])
 
     def load_config(self) -> Config:
         if not self.config.is_file():
@@ -158,6 +189,16 @@ class RunFolder:
             if isinstance(row, dict) and "kind" in row and kind in (None, row["kind"]):
                 rows.append(row)
         return rows
+
+    def metrics_digest(self) -> str | None:
+        """SHA-256 of the records up to the row of the run's end; None: there is no such row.
+
+        What follows it, such as a sample of text, is no part of the result.
+        """
+        data = self.metrics.read_bytes() if self.metrics.exists() else b""
+        begin = data.rfind(b'{"kind": "end"')
+        end = data.find(b"\n", begin) + 1 if begin >= 0 else 0
+        return hashlib.sha256(data[:end]).hexdigest() if end else None
 
     def truncate_metrics(self, step: int, val_step: int) -> None:
         """Forget what was logged after the checkpoint, which the resumed run does again."""

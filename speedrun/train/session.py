@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -13,17 +14,17 @@ from speedrun.errors import ConfigError, RunError
 from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
-from speedrun.train.environment import environment
+from speedrun.train.environment import environment, with_earlier
 from speedrun.train.estimate import flops_per_token
 from speedrun.train.log import Display, Log, Sink
 from speedrun.train.loop import train
 from speedrun.train.progress import Progress
 from speedrun.train.request import Request
-from speedrun.train.resume import START, changes_allowed, find_step, refuse_changes
+from speedrun.train.resume import START, changes_allowed, changes_forbidden, find_step
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls
 from speedrun.train.sinks import open_sinks
-from speedrun.train.summary import Summary
+from speedrun.train.summary import Environment, Summary
 from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 
@@ -43,7 +44,7 @@ def run_training(
             if world.first:
                 stack.enter_context(run.locked())
                 if request.resume:
-                    step = find_step(run, display)
+                    step = find_step(run, display, request.force)
                 else:
                     run.refuse_if_taken()
         step = world.from_first(step)
@@ -82,6 +83,7 @@ def run_training(
                 f"continue from the older one with `speedrun train --resume --run {run.path}`"
             )
         if world.first:
+            summary = summary.model_copy(update={"metrics_sha256": run.metrics_digest()})
             run.write_summary(summary)
     return summary, code
 
@@ -94,9 +96,17 @@ def _open_folder(
     display: Display,
 ) -> list[Sink]:
     """Begin the run's folder, or take it back to the checkpoint; gives where records go."""
-    config, here = trainer.config, environment(trainer.world.device)
-    if found and not request.force:
-        refuse_changes(run, config, trainer.identity, found, here["code_sha256"])
+    config, here = trainer.config, environment(trainer.world.device, trainer.kernels)
+    forced = (
+        changes_forbidden(run, config, trainer.identity, found, here["code_sha256"])
+        if found
+        else []
+    )
+    if forced and not request.force:
+        raise RunError(
+            f"{run.path} cannot be resumed as it was: {'; '.join(forced)}; undo that, or add "
+            "--force to go on all the same, which stays written in the run"
+        )
     sinks = open_sinks(request.log, run.path)
     if trainer.data.tokenizer is not None:
         trainer.data.tokenizer.save(run.tokenizer)
@@ -106,7 +116,13 @@ def _open_folder(
         for sentence in changes_allowed(run.load_config(), config, found.step):
             display.note(sentence)
         run.truncate_metrics(found.step, found.meta["progress"]["val_step"])
-        run.describe(config, here)
+        at_step = [f"at step {found.step}: {sentence}" for sentence in forced]
+        # In the folder, and in every checkpoint from here on: neither alone can lose it.
+        known = [*trainer.progress.forced, *run.read_forced(), *at_step]
+        trainer.progress.forced = [*dict.fromkeys(known)]
+        if trainer.progress.forced:
+            run.write_forced(trainer.progress.forced)
+        run.describe(config, with_earlier(here, Environment.read(run.environment)))
     return [run, *sinks]
 
 
@@ -132,6 +148,7 @@ def summarize(trainer: Trainer, code: int) -> Summary:
     """The result; all ranks call this, for the memory of the largest."""
     config, world, progress = trainer.config, trainer.world, trainer.progress
     dataset, tokens = trainer.data.dataset, progress.step * config.batch.tokens
+    crossed, below = progress.crossed, progress.first_below
     peaks = {"peak_memory_bytes": peak_memory_bytes()}
     if world.device.type == "cuda":
         peaks = {
@@ -148,16 +165,19 @@ def summarize(trainer: Trainer, code: int) -> Summary:
         wall_seconds=progress.wall,
         val_loss=progress.val_loss,
         val_bpb=progress.val_bpb,
-        val_tokens=config.validation.tokens,
+        val_tokens=trainer.data.validation.tokens,
         target=config.train.target or None,
-        reached_target=progress.tokens_to_target is not None,
-        tokens_to_target=progress.tokens_to_target,
-        seconds_to_target=progress.seconds_to_target,
-        wall_seconds_to_target=progress.wall_seconds_to_target,
+        reached_target=crossed is not None,
+        tokens_to_target=crossed.tokens(config.batch.tokens) if crossed else None,
+        steps_to_target=crossed.steps if crossed else None,
+        seconds_to_target=crossed.seconds if crossed else None,
+        wall_seconds_to_target=crossed.wall_seconds if crossed else None,
+        cell_steps=crossed.cell if crossed else None,
+        first_validation_tokens=None if below is None else below * config.batch.tokens,
         tokens_per_second=tokens / progress.seconds if progress.seconds else 0.0,
         peak_share=progress.peak_share,
         peak_seconds=round(progress.peak_seconds, 6),
-        **{key: round(max(world.gather(value))) for key, value in peaks.items()},
+        **{key: cast(Any, round(max(world.gather(value)))) for key, value in peaks.items()},
         corpus_sha256=dataset.source_fingerprint,
         dataset_fingerprint=dataset.fingerprint,
         seed=config.train.seed,
@@ -166,6 +186,7 @@ def summarize(trainer: Trainer, code: int) -> Summary:
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         rewinds=progress.rewinds,
+        forced=progress.forced,
         stopped_early=code != 0 or not trainer.complete,
         exit_code=code,
     )

@@ -36,9 +36,15 @@ class Summary(BaseModel, frozen=True, strict=True):
     val_tokens: int | None = None
     target: float | None = None
     reached_target: bool = False
+    # Where the validation curve crosses the target, and the steps between the two validations
+    # around it, in which the crossing lies somewhere (train/crossing.py).
     tokens_to_target: int | None = None
+    steps_to_target: float | None = None
     seconds_to_target: float | None = None
     wall_seconds_to_target: float | None = None
+    cell_steps: int | None = None
+    # The public speedrun's rule: the first validation at or below the target.
+    first_validation_tokens: int | None = None
     tokens_per_second: float = 0.0
     peak_share: float | None = None  # of the matmul peak, measured beside the steps
     peak_seconds: float | None = None  # what measuring it cost, off the clock
@@ -52,6 +58,8 @@ class Summary(BaseModel, frozen=True, strict=True):
     threads: int | None = None
     torch: str | None = None
     rewinds: int = 0
+    forced: list[str] = []  # what resumes with --force overrode
+    metrics_sha256: str | None = None  # of metrics.jsonl up to the row of its end
     stopped_early: bool = False
     exit_code: int = 0
 
@@ -88,15 +96,30 @@ class Environment(BaseModel, frozen=True, strict=True):
     git_diff: str | None = None
     cpu: str | None = None
     cores: int | None = None
+    threads: int | None = None
     gpu: str | None = None
+    kernels: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    earlier: list[dict[str, Any]] = []  # machines the run was resumed from, where they differ
     recorded: dict[str, Any]  # the whole file
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What seconds depend on."""
+        keys = ("cpu", "cores", "threads", "gpu", "kernels", "torch")
+        return {key: getattr(self, key) for key in keys}
 
     @staticmethod
     def read(path: Path) -> Environment | None:
         if not path.exists():
             return None
         found = read_json(path)
-        values = {**found, "recorded": found} if isinstance(found, dict) else found
+        values = found
+        if isinstance(found, dict):
+            libraries = found.get("libraries")
+            version = libraries.get("torch") if isinstance(libraries, dict) else None
+            values = {**found, "torch": version, "recorded": found}
         return validated(Environment, values, path, "a record of where a run was made")
 
 

@@ -79,6 +79,7 @@ class Trainer:
         self.parallel: nn.Module = self.model  # or DistributedDataParallel around it
         self.planner = AttentionPlanner(config, world.device, self.dtype)
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
+        self.kernels = f"attention {self.planner.backend}: {kernels}"
         self.compiles = compiled != "none" or self.planner.backend == "flex"
         self.optimizer = build_optimizer(self.model.named_roles(), config)
         self.identity = {
@@ -201,9 +202,7 @@ class Trainer:
     @property
     def complete(self) -> bool:
         """The run has come to the end that its config gives it."""
-        at_target = (
-            self.config.train.stop == "target" and self.progress.tokens_to_target is not None
-        )
+        at_target = self.config.train.stop == "target" and self.progress.to_target is not None
         return at_target or self.progress.step >= self.config.steps
 
     @property
@@ -213,8 +212,8 @@ class Trainer:
 
     @property
     def validation_due(self) -> bool:
-        step = self.progress.step
-        return step % self.config.validation.every == 0 or step == self.config.steps
+        step, every = self.progress.step, self.config.validation.every
+        return step % every == 0 or step in (self.config.steps, self.progress.next_look)
 
     def save(self, checkpoints: CheckpointWriter) -> None:
         """All ranks call this: each holds a share of the optimizer's state."""

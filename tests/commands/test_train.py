@@ -40,7 +40,7 @@ def test_a_run_says_what_it_is_and_what_came_of_it(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    train_command(request(overrides=words, folder=folder, sample_tokens=4))
+    train_command(request(overrides=[*words, "train.target=5.0"], folder=folder, sample_tokens=4))
     said = capsys.readouterr().out
     assert f"modern on nano: 8 steps of 256 tokens, run folder {folder}" in said
     for start in ("device cpu", "precision float32", "attention blocks", "torch.compile: none"):
@@ -93,6 +93,9 @@ def test_a_run_that_stopped_sooner_goes_on_by_the_line_it_printed(
         assert "modern on nano: 5 of 8 steps of 256" in (said := capsys.readouterr().out)
     else:
         target = f"train.target={losses(whole, 'val')[1]}"
+        whole = tmp_path / "whole with a target"  # which is looked for between validations too
+        train_command(request(overrides=[*words, target], folder=whole))
+        capsys.readouterr()
         train_command(request(overrides=[*words, target, "train.stop=target"], folder=folder))
         said = capsys.readouterr().out
         line = go_on(said)

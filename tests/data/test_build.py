@@ -17,9 +17,10 @@ import pytest
 import zstandard
 
 from speedrun.data.build import build_dataset, build_notes
-from speedrun.data.corpus import is_validation, open_corpus
+from speedrun.data.corpus import open_corpus
 from speedrun.data.dataset import Dataset
 from speedrun.data.shards import read_tokens
+from speedrun.data.splits import SPLITS, SplitRule
 from speedrun.data.staging import locked_folder
 from speedrun.data.tokenizer import train_bpe
 from speedrun.errors import ConfigError, DataError
@@ -86,16 +87,17 @@ def test_a_dataset_holds_every_document_once(tmp_path: Path, tokenizer: str) -> 
         tmp_path / "out",
         tokenizer,
         val_fraction=0.2,
+        test_fraction=0.15,
         shard_tokens=5000,
         progress=lambda stage, done, total: stages.append(stage) if done == total else None,
     )
     hashes = [hashlib.sha256(text.encode()).digest() for text in stories]
-    bound = int(0.2 * 2**64)
-    for split in ("train", "val"):
+    rule = SplitRule(0.2, 0.15)
+    for split in SPLITS:
         expected = [
             text
             for text, text_hash in zip(stories, hashes, strict=True)
-            if is_validation(text_hash, bound) == (split == "val")
+            if rule.by_hash(text_hash) == split
         ]
         assert decoded(tmp_path / "out", split) == expected
         info = manifest.splits[split]
@@ -119,13 +121,14 @@ def test_a_dataset_holds_every_document_once(tmp_path: Path, tokenizer: str) -> 
 def test_the_bpe_learns_from_training_documents_alone(tmp_path: Path) -> None:
     path = write_stories(tmp_path / "a.jsonl", 200)
     first = build_dataset([str(path)], tmp_path / "one", "bpe:300")
-    bound = int(0.05 * 2**64)
+    rule = SplitRule(0.05, 0.05)
     texts = [document.text for document in open_corpus([str(path)]).documents()]
     hashes = [hashlib.sha256(text.encode()).digest() for text in texts]
     train = [
-        text for text, each in zip(texts, hashes, strict=True) if not is_validation(each, bound)
+        text for text, each in zip(texts, hashes, strict=True) if rule.by_hash(each) == "train"
     ]
-    assert first.splits["val"].documents == 200 - len(train) > 0
+    held_out = first.splits["val"].documents + first.splits["test"].documents
+    assert held_out == 200 - len(train) > 0
     everything = train_bpe(texts, 300)
     assert first.tokenizer_fingerprint != everything.fingerprint
     assert first.tokenizer_fingerprint == train_bpe(train, 300).fingerprint

@@ -1,7 +1,6 @@
 """Corpora: every source streams in a fixed order, and what is missing is named."""
 
 import os
-import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,9 +14,7 @@ from speedrun.data.corpus import (
     OTHER_FILES,
     Corpus,
     SourceFile,
-    is_validation,
     open_corpus,
-    validation_threshold,
 )
 from speedrun.errors import ConfigError, DataError
 from tests.data.test_readers import STORIES, lines, texts
@@ -113,21 +110,6 @@ def test_hub_datasets_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'speedrun\[hub\]'"):
         texts("hf:some/name")
-
-
-def test_validation_is_by_content_and_never_empty() -> None:
-    hashes = [random.Random(number).randbytes(32) for number in range(1000)]
-    threshold = validation_threshold(0.1, min(hashes), max(hashes))
-    chosen = [text_hash for text_hash in hashes if is_validation(text_hash, threshold)]
-    assert 70 < len(chosen) < 130
-    fewer = validation_threshold(0.1, min(hashes[:500]), max(hashes[:500]))
-    assert fewer == threshold, "the bound moves with the corpus"
-    pair = sorted(hashes[:2])
-    for fraction in (1e-9, 1 - 1e-9):
-        bound = validation_threshold(fraction, *pair)
-        assert [is_validation(text_hash, bound) for text_hash in pair] == [True, False]
-    with pytest.raises(DataError, match="one single document"):
-        validation_threshold(0.5, hashes[0], hashes[0])
 
 
 def test_missing_sources_suggest_near_names(tmp_path: Path) -> None:

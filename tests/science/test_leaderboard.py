@@ -69,7 +69,7 @@ def test_runs_that_keep_the_rules_make_one_entry(runs: Make, tmp_path: Path) -> 
         ({"code": None}, "same code", "cccccccccccc, unknown"),
         ({"words": ("train.stop=target",)}, "same step", "choose its own end"),
         ({"words": ("train.target=7.0",)}, "leaves to the track", "train.target is 7.0, not 4.3"),
-        ({"words": ("validation.tokens=512",)}, "leaves to the track", "is 512, not 32768"),
+        ({"words": ("validation.tokens=512",)}, "leaves to the track", "is 512, not 131072"),
         ({"words": ("machine.jobs=2",)}, "the machine to itself", "one of 2 at a time"),
         ({"losses": (3.9, float("nan"), 3.9)}, "at p < 0.01", "p undefined"),
     ],

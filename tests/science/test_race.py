@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -73,8 +74,14 @@ def test_a_race_counts_what_its_runs_logged_and_never_repeats_them(
         rows = RunFolder(tmp_path / "race" / str(entry.run)).read_metrics("val")
         first = next((row for row in rows if row["loss"] <= 4.9), None)
         assert first is not None, "the tiny race must reach its target"
-        assert entry.tokens_to_target == first["tokens"]
-        assert entry.steps_to_target == first["step"]
+        before = rows[rows.index(first) - 1]
+        share = (before["loss"] - 4.9) / (before["loss"] - first["loss"])
+        between = math.exp(share * math.log(first["step"] / before["step"]))
+        crossing = before["step"] * between
+        assert entry.steps_to_target == pytest.approx(crossing)
+        assert entry.tokens_to_target == round(crossing * 256)
+        assert entry.cell_steps == first["step"] - before["step"]
+        assert entry.first_validation_tokens == first["tokens"]
         assert rows[-1] == first  # the run stopped there
     tokens = {name: [e.tokens_to_target or 0 for e in result.entries if e.recipe == name]
               for name in result.recipes}  # fmt: skip

@@ -36,7 +36,8 @@ SPREAD = math.sqrt(2.0)  # of a difference: a run and its control, each with a d
 
 Floats = NDArray[np.float64]
 
-values = st.floats(-2.0, 2.0).map(lambda value: round(value, 6))
+# Not st.floats: tests that train switch subnormal numbers off, which it takes amiss.
+values = st.integers(-2_000_000, 2_000_000).map(lambda value: value / 1e6)
 samples = st.lists(values, min_size=2, max_size=14)
 # No two alike: a spread from the second value on, as losses have it.
 spread_out = st.lists(values, min_size=2, max_size=14, unique=True)

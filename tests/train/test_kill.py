@@ -44,11 +44,11 @@ def finish(child: Any, code: int, output: Path) -> None:
 
 def end(folder: Path) -> dict[str, Any]:
     # Times differ between runs; all else in the state must not.
-    times = (
-        "seconds", "seconds_to_target", "wall_seconds_to_target", "earlier_wall",
-        "flops_done", "flops_possible", "peak_seconds",
-    )  # fmt: skip
+    times = ("seconds", "earlier_wall", "flops_done", "flops_possible", "peak_seconds")
     progress = newest(folder / "checkpoints").meta["progress"]
+    progress["looks"] = [(step, loss) for step, loss, *_ in progress["looks"]]
+    if progress["to_target"]:
+        progress["to_target"] = {key: progress["to_target"][key] for key in ("steps", "cell")}
     return {key: value for key, value in progress.items() if key not in times}
 
 

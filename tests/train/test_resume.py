@@ -105,8 +105,9 @@ def test_a_run_stopped_after_some_steps_goes_on_as_if_it_had_not(
 def test_a_run_that_stopped_at_its_target_goes_on_as_if_it_had_not(
     tiny: Make, tmp_path: Path
 ) -> None:
-    run(tiny(), tmp_path / "whole")
-    target = f"train.target={losses(tmp_path / 'whole', 'val')[1]}"  # of the first after step 0
+    run(tiny(), tmp_path / "first")
+    target = f"train.target={losses(tmp_path / 'first', 'val')[1]}"  # of the first after step 0
+    run(tiny(target), tmp_path / "whole")
     run(tiny(target, "train.stop=target"), tmp_path / "run")
     assert values(tmp_path / "run", "train") == [1, 2, 3, 4]
     run(tiny(target, "train.stop=steps"), tmp_path / "run", resume=True)
@@ -139,9 +140,55 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_over(tiny: Make, tmp_p
     run(tiny(), tmp_path / "whole")
     run(tiny(), tmp_path / "run", 3)
     shutil.rmtree(tmp_path / "run/checkpoints")
+    (tmp_path / "run/summary.json").unlink()
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
     said = run(tiny(), tmp_path / "run", resume=True)
     assert any("no checkpoint yet: starting from step 0" in line for line in said)
     assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert (tmp_path / "run/earlier-1/metrics.jsonl").read_bytes() == before
+
+
+def test_lost_checkpoints_never_empty_the_records_of_a_run(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run")
+    records = {name: (tmp_path / "run" / name).read_bytes()
+               for name in ("metrics.jsonl", "summary.json", "environment.json")}  # fmt: skip
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    longer = tiny("train.steps=12")
+    with pytest.raises(RunError, match=r"checkpoints of .* are gone.*its records stay as they are"):
+        run(longer, tmp_path / "run", resume=True)
+    for name, data in records.items():
+        assert (tmp_path / "run" / name).read_bytes() == data
+    for attempt in (1, 2):
+        run(longer, tmp_path / "run", resume=True, force=True)
+        assert values(tmp_path / "run", "train") == list(range(1, 13))
+        shutil.rmtree(tmp_path / "run/checkpoints")
+        assert (tmp_path / f"run/earlier-{attempt}/summary.json").exists()
+    for name, data in records.items():
+        assert (tmp_path / "run/earlier-1" / name).read_bytes() == data
+
+
+def test_what_was_forced_stays_written(tiny: Make, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    run(tiny(), folder.path, 3)
+    changed = tiny("model.softcap=20.0")
+    with pytest.raises(RunError, match=r"model.softcap is 20.0 and was .*stays written in the run"):
+        run(changed, folder.path, resume=True)
+    assert folder.read_forced() == []
+    run(changed, folder.path, 5, resume=True, force=True)
+    (sentence,) = folder.read_forced()
+    assert sentence.startswith("at step 4: model.softcap is 20.0 and was ")
+    # Going on without force, or with the file gone, forgets nothing.
+    folder.forced.unlink()
+    run(changed, folder.path, resume=True)
+    summary = folder.read_summary()
+    assert summary is not None
+    assert summary.forced == folder.read_forced() == [sentence]
+
+
+def test_a_force_that_changes_nothing_forces_nothing(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    run(tiny(), tmp_path / "run", resume=True, force=True)
+    assert not RunFolder(tmp_path / "run").forced.exists()
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(tiny: Make, tmp_path: Path) -> None:

@@ -202,11 +202,14 @@ def test_validation_touches_no_weight_and_counts_the_target(tiny: Make) -> None:
         assert first == second
         assert same_bits(before, state(trainer))
         assert trainer.progress.val_loss == first.loss
-        assert (trainer.progress.tokens_to_target, trainer.finished) == (None, False)
+        assert (trainer.progress.crossed, trainer.finished) == (None, False)
         while trainer.progress.val_loss > 5.9:
             trainer.step()
             trainer.validate()
-        assert trainer.progress.tokens_to_target == 256 * trainer.progress.step
+        crossed = trainer.progress.crossed
+        assert crossed is not None
+        assert trainer.progress.step - 1 < crossed.steps <= trainer.progress.step
+        assert (crossed.cell, trainer.progress.first_below) == (1, trainer.progress.step)
         assert trainer.finished
         assert trainer.progress.step < trainer.config.steps
 

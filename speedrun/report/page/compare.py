@@ -163,7 +163,7 @@ def _with_steps(entry: Entry, runs: Sequence[RunData]) -> Entry:
     if entry.steps_to_target is None and entry.tokens_to_target is not None and entry.run:
         for run in runs:
             if Path(entry.run).name == run.folder.path.name:
-                steps = entry.tokens_to_target // run.config.batch.tokens
+                steps = entry.tokens_to_target / run.config.batch.tokens
                 return entry.model_copy(update={"steps_to_target": steps})
     return entry
 

@@ -1,0 +1,120 @@
+"""Which documents are trained on, which validate, and which are kept for the test.
+
+The SHA-256 of a text decides, so adding, removing or reordering others never moves a document from
+one side to another, and copies of a text stay together. A file that was cut into documents is one
+text, for which the hash of its first part decides. Files that a user names for validation or test
+are that, whatever their hash; what is in them is left out of training.
+
+Two corners. A corpus so small that the hash leaves a split empty gives it the text of training
+whose size is nearest to what the split should hold. A corpus that is one single file has to be cut:
+its end is kept, first for validation, then for the test, so that the sides meet in two places only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from speedrun.data.stream import Hashed
+from speedrun.errors import DataError
+
+TRAIN, VAL, TEST = SPLITS = ("train", "val", "test")
+FEW = 1_000  # texts a small corpus has at most; of a larger one these are looked at to fill a split
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """Decides about documents by themselves, in whatever order they come."""
+
+    val_fraction: float
+    test_fraction: float
+    moved: Mapping[str, str] = field(default_factory=dict)  # split by hash, where the hash has none
+    val_from: int | None = None  # in a corpus of one file: number of the first of validation,
+    test_from: int | None = None  # and of the first of the test
+
+    def split_of(self, document: Hashed) -> str:
+        if document.side:
+            return document.side
+        if self.val_from is not None and document.number >= self.val_from:
+            later = self.test_from is not None and document.number >= self.test_from
+            return TEST if later else VAL
+        return self.moved.get(document.text_hash.hex()) or self.by_hash(document.text_hash)
+
+    def by_hash(self, text_hash: bytes) -> str:
+        value = int.from_bytes(text_hash[:8], "big")
+        if value < int(self.val_fraction * 2.0**64):
+            return VAL
+        return TEST if value < int((self.val_fraction + self.test_fraction) * 2.0**64) else TRAIN
+
+
+class Sides:
+    """Looks at every document once and ends in the rule for them."""
+
+    def __init__(self, val_fraction: float, test_fraction: float) -> None:
+        self._fractions = {VAL: val_fraction, TEST: test_fraction}
+        self._plain = SplitRule(val_fraction, test_fraction)
+        self.named: set[str] = set()  # splits that have files of their own
+        self._texts: dict[bytes, int] = {}  # the first FEW, with their bytes
+        self._splits: Counter[str] = Counter()
+        self._documents = self._first = self._bytes = 0
+
+    def add(self, document: Hashed) -> None:
+        if document.side:
+            self.named.add(document.side)
+            return
+        if not self._documents:
+            self._first = document.number
+        self._documents += 1
+        self._bytes += document.bytes
+        self._splits[self._plain.split_of(document)] += 1
+        if document.text_hash in self._texts or len(self._texts) < FEW:
+            seen = self._texts.get(document.text_hash, 0)
+            self._texts[document.text_hash] = seen + document.bytes
+
+    def rule(self) -> SplitRule:
+        if not self._documents:
+            raise DataError("held-out files have every document of the sources too: name others")
+        wanted = [
+            split
+            for split, fraction in self._fractions.items()
+            if fraction and split not in self.named
+        ]
+        if len(self._texts) == 1 and wanted:
+            return self._cut(wanted)
+        sides = {text: self._plain.by_hash(text) for text in self._texts}
+        goals = {**self._fractions, TRAIN: 1 - sum(self._fractions.values())}
+        moved: dict[str, str] = {}
+        for split in (VAL, TRAIN, TEST):  # a test is the first to be done without
+            if self._splits[split] or split not in (TRAIN, *wanted):
+                continue
+            counts = Counter(sides.values())
+            spare = [text for text, side in sides.items() if counts[side] > 1]
+            if not spare and split != TEST:
+                spare = [text for text, side in sides.items() if side == TEST]
+            if spare:
+                goal = goals[split] * self._bytes
+                chosen = min(spare, key=lambda text: (abs(self._texts[text] - goal), text))
+                sides[chosen] = moved[chosen.hex()] = split
+        return SplitRule(self._plain.val_fraction, self._plain.test_fraction, moved)
+
+    def _cut(self, wanted: Iterable[str]) -> SplitRule:
+        """The end of the one file, in documents: at least one for each split that can have it."""
+        count, free = self._documents, self._documents - 1
+        if not free:
+            raise DataError(
+                "the corpus is one single document, so none is left for validation: add documents, "
+                "name files for it with --val, or lower the document limit so that a text file is "
+                "cut into several"
+            )
+        kept: dict[str, int] = {}
+        for split in wanted:
+            kept[split] = min(max(1, round(self._fractions[split] * count)), free)
+            free -= kept[split]
+        end = self._first + count
+        test_from = end - kept.get(TEST, 0)
+        val_from = test_from - kept.get(VAL, 0)
+        return SplitRule(
+            self._plain.val_fraction, self._plain.test_fraction, {},
+            val_from, test_from if kept.get(TEST) else None,
+        )  # fmt: skip

@@ -1,0 +1,141 @@
+"""A run's last weights on its dataset again: on the validation rows, and on the test, once.
+
+The test split is opened here and nowhere else, for runs that have ended: by `verify`, by `submit`
+and at the end of a race. What was found stays in the run's `test.json` with the hash of the weights
+it holds for, so a run is tested once. The public shards have no test split, but of their validation
+shard only the first tenth is ever validated on: the last tokens of it are a test nobody looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from speedrun.config.schedule import settings_at
+from speedrun.config.schema import Config, MachineConfig
+from speedrun.data.dataset import Dataset
+from speedrun.data.find import find_dataset, load_tokenizer_if_any, open_dataset
+from speedrun.data.loader import Batch
+from speedrun.data.splits import TEST, VAL
+from speedrun.data.validation import FIRST, LAST, SPREAD, ValidationBatches, rows_in
+from speedrun.errors import DataError, RunError
+from speedrun.files import write_json
+from speedrun.model.backend import prepare_backend
+from speedrun.model.gpt import GPT
+from speedrun.model.plan import AttentionPlanner
+from speedrun.train import checkpoint
+from speedrun.train.build import choose_device, choose_precision
+from speedrun.train.run import RunFolder
+from speedrun.train.summary import read_json, validated
+from speedrun.train.validate import Validation, validate
+from speedrun.train.world import World
+
+
+class Tested(BaseModel, frozen=True, strict=True):
+    """The loss of a run's last weights on the test split."""
+
+    loss: float
+    bits_per_byte: float | None = None
+    tokens: int
+    step: int
+    weights_sha256: str
+    dataset_fingerprint: str
+
+
+def dataset_of(run: RunFolder) -> Path:
+    """The folder of the very dataset a run was trained on."""
+    folder = find_dataset(run.load_config())
+    here, summary = Dataset.open(folder).fingerprint, run.read_summary()
+    then = summary.dataset_fingerprint if summary else here
+    if here != then:
+        raise DataError(
+            f"{run.path} was trained on a dataset with fingerprint {then[:12]}, and what its "
+            f"config names here has {here[:12]}: it can be evaluated where its dataset is"
+        )
+    return folder
+
+
+def last_checkpoint(run: RunFolder) -> checkpoint.Checkpoint:
+    found, _ = checkpoint.latest(run.checkpoints)
+    if found is None:
+        raise RunError(f"{run.path} has no whole checkpoint, so its weights cannot be evaluated")
+    return found
+
+
+def evaluate(run: RunFolder, split: str = VAL) -> Validation | None:
+    """The last weights on validation rows as in training, or on the test; None: there is none."""
+    config, folder = run.load_config(), dataset_of(run)
+    dataset = Dataset.open(folder)
+    length, rows = config.batch.length, config.validation.tokens // config.batch.length
+    how: str = config.validation.rows
+    if split == TEST and dataset.manifest is None:
+        held, how = dataset.split(VAL), LAST
+        if config.validation.rows != FIRST or rows_in(held, length) < 2 * rows:
+            return None
+    elif split not in dataset.splits:
+        return None
+    else:
+        dataset = open_dataset(folder, (split,))
+        held, how = dataset.split(split), SPREAD if split == TEST else how
+        rows = min(rows, rows_in(held, length))
+        if not rows:
+            return None
+    device = choose_device("auto")
+    together = math.gcd(rows, config.batch.tokens // length)
+    batches = ValidationBatches(
+        held, tokens=rows * length, seq_len=length, batch_tokens=together * length, how=how,
+        vocab_size=dataset.vocab_size, eot=dataset.eot, device=device,
+    )  # fmt: skip
+    tokenizer, _ = load_tokenizer_if_any(dataset)
+    sizes = torch.from_numpy(tokenizer.token_bytes()).to(device) if tokenizer else None
+    return validate(_loss_of(run, config, dataset.vocab_size, device), batches, sizes,
+                    World.alone(device))  # fmt: skip
+
+
+def _loss_of(
+    run: RunFolder, config: Config, vocab_size: int, device: torch.device
+) -> Callable[[Batch], Tensor]:
+    """The model with its last weights and its widest window, as a function of a batch."""
+    found = last_checkpoint(run)
+    here = config.model_copy(update={"machine": MachineConfig()})
+    dtype, _ = choose_precision("auto", device)
+    model = GPT(config.model, vocab_size, config.batch.length)
+    model.load_state_dict(found.model())
+    model.set_precision(dtype).to(device).eval()
+    planner = AttentionPlanner(here, device, dtype)
+    prepare_backend(planner.backend, config.model.size_of_head)
+    settings = settings_at(config, found.step)
+    for part in (planner, model.loss):
+        part.apply_settings(settings)
+    planner.widen(config.validation.window)
+
+    def loss_of(batch: Batch) -> Tensor:
+        loss: Tensor = model(batch.inputs, planner.plan(batch.documents), batch.targets)
+        return loss
+
+    return loss_of
+
+
+def tested(run: RunFolder) -> Tested | None:
+    """What the run's weights lose on the test, evaluated once; None: its dataset has no test."""
+    found = last_checkpoint(run)
+    weights = found.meta["sha256"][checkpoint.MODEL]
+    fingerprint = found.meta["dataset_fingerprint"]
+    if run.test.exists():
+        stored = validated(Tested, read_json(run.test), run.test, "the result of a test")
+        if (stored.weights_sha256, stored.dataset_fingerprint) == (weights, fingerprint):
+            return stored
+    result = evaluate(run, TEST)
+    if result is None:
+        return None
+    found_here = Tested(
+        loss=result.loss, bits_per_byte=result.bits_per_byte, tokens=result.tokens,
+        step=found.step, weights_sha256=weights, dataset_fingerprint=fingerprint,
+    )  # fmt: skip
+    write_json(run.test, found_here.model_dump())
+    return found_here

@@ -1,0 +1,162 @@
+"""Sides: by content, files whole, never empty, held-out files kept apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speedrun.data.build import COPIES, build_dataset, build_notes
+from speedrun.data.dataset import Dataset
+from speedrun.data.shards import read_tokens
+from speedrun.data.splits import SPLITS, TEST, TRAIN, VAL, Sides, SplitRule
+from speedrun.data.stream import Hashed
+from speedrun.errors import ConfigError, DataError
+
+
+def document(number: int, text: str, first: str | None = None, side: str = "") -> Hashed:
+    own, of_text = (hashlib.sha256(each.encode()).digest() for each in (text, first or text))
+    return Hashed(number, text, own, of_text, len(text), side)
+
+
+def rule_for(documents: list[Hashed], val: float = 0.1, test: float = 0.1) -> SplitRule:
+    sides = Sides(val, test)
+    for each in documents:
+        sides.add(each)
+    return sides.rule()
+
+
+def texts_in(folder: Path, split: str) -> list[str]:
+    dataset = Dataset.open(folder)
+    tokens = np.concatenate([read_tokens(path) for path in dataset.split(split).paths])
+    parts = np.split(tokens, np.where(tokens == dataset.eot)[0])[1:]
+    return [dataset.tokenizer().decode(part) for part in parts]
+
+
+def test_sides_follow_from_a_text_alone_in_the_shares_asked_for() -> None:
+    documents = [document(number, f"text {number}") for number in range(3000)]
+    rule = rule_for(documents)
+    found = [rule.split_of(each) for each in documents]
+    assert {split: found.count(split) for split in SPLITS} == pytest.approx(
+        {TRAIN: 2400, VAL: 300, TEST: 300}, rel=0.2
+    )
+    fewer = rule_for(documents[1000:2000])
+    assert [fewer.split_of(each) for each in documents] == found
+    # Another share of the test does not move validation.
+    other = rule_for(documents, test=0.3)
+    assert [(other.split_of(each) == VAL) for each in documents] == [each == VAL for each in found]
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+@pytest.mark.parametrize("share", [1e-9, 0.05, 0.49])
+def test_no_split_is_empty_where_there_are_enough_texts(count: int, share: float) -> None:
+    for seed in range(20):
+        words = random.Random(f"{seed} {count}")
+        documents = [document(n, "x" * words.randint(1, 500) + f"{seed} {n}") for n in range(count)]
+        rule = rule_for(documents, share, share)
+        found = {rule.split_of(each) for each in documents}
+        assert found == set(SPLITS[: min(3, count)])
+
+
+def test_a_small_corpus_gives_up_texts_of_the_right_size() -> None:
+    sizes = [1000, 60, 3, 5000]
+    documents = [document(n, chr(97 + n) * size) for n, size in enumerate(sizes)]
+    rule = rule_for(documents, 1e-9, 1e-9)  # by their hashes all four are for training
+    assert [rule.split_of(each) for each in documents] == [TRAIN, TEST, VAL, TRAIN]
+
+
+def test_one_single_file_is_cut_at_its_end() -> None:
+    parts = [document(n, f"part {n}", first="part 0") for n in range(40)]
+    rule = rule_for(parts)
+    assert [rule.split_of(each) for each in parts] == [TRAIN] * 32 + [VAL] * 4 + [TEST] * 4
+    rule = rule_for(parts[:2])
+    assert [rule.split_of(each) for each in parts[:2]] == [TRAIN, VAL]
+    rule = rule_for(parts, test=0.0)
+    assert [rule.split_of(each) for each in parts].count(TEST) == 0
+    with pytest.raises(DataError, match="one single document"):
+        rule_for(parts[:1])
+
+
+def test_parts_of_a_file_stay_together(tmp_path: Path) -> None:
+    """Ten parts each: by their own hashes they would fall on all sides."""
+    for number in range(60):
+        lines = [f"file {number} line {line} {'x' * 90}\n" for line in range(100)]
+        (tmp_path / f"{number}.txt").write_text("".join(lines))
+    out = tmp_path / "out"
+    build_dataset([str(tmp_path / "*.txt")], out, "byte", max_document_bytes=1024,
+                  val_fraction=0.2, test_fraction=0.2)  # fmt: skip
+    files = [{text.split()[1] for text in texts_in(out, split)} for split in SPLITS]
+    assert all(len(each) > 3 for each in files)
+    assert sum(map(len, files)) == len(set.union(*files)) == 60
+    documents = [len(texts_in(out, split)) for split in SPLITS]
+    assert sum(documents) > 9 * 60
+
+
+def test_files_of_the_users_own(tmp_path: Path) -> None:
+    def write(name: str, texts: list[str]) -> str:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return str(path)
+
+    stories = [f"story {number}" for number in range(50)]
+    source = write("train", stories)
+    val = write("val", ["mine", stories[3], stories[4]])
+    test = write("test", ["yours", stories[4], stories[5]])
+    out = tmp_path / "out"
+    manifest = build_dataset([source], out, "byte", held_out={"val": [val], "test": [test]})
+    assert texts_in(out, TEST) == ["yours", stories[4], stories[5]]
+    assert texts_in(out, VAL) == ["mine", stories[3]]
+    assert texts_in(out, TRAIN) == [each for each in stories if each not in stories[3:6]]
+    assert build_notes(out) == [f"4 {COPIES}"]
+    held_out = ("val.jsonl for val alone", "test.jsonl for test alone")
+    assert manifest.sources == ("train.jsonl", *held_out)
+    # Without files for a test there is none, and validation takes nothing from the sources.
+    build_dataset([source], tmp_path / "two", "byte", held_out={"val": [val], "test": []})
+    assert Dataset.open(tmp_path / "two").splits.keys() == {TRAIN, VAL}
+    assert len(texts_in(tmp_path / "two", TRAIN)) == 48
+    build_dataset([source], tmp_path / "three", "byte", held_out={"test": [test]})
+    assert Dataset.open(tmp_path / "three").splits.keys() == set(SPLITS)
+    # The same text elsewhere is another dataset.
+    with pytest.raises(DataError, match="a dataset of other text"):
+        build_dataset([val], tmp_path / "two", "byte", held_out={"val": [source]})
+    with pytest.raises(DataError, match="held-out files have every document"):
+        build_dataset([val], tmp_path / "four", "byte",
+                      held_out={"val": [write("copy", ["mine", *stories])]})  # fmt: skip
+    with pytest.raises(DataError, match="named for val hold no text of their own"):
+        build_dataset([source], tmp_path / "five", "byte",
+                      held_out={"val": [write("same", ["yours"])], "test": [test]})  # fmt: skip
+    with pytest.raises(DataError, match="reached by two sources"):
+        build_dataset([source], tmp_path / "six", "byte", held_out={"val": [source]})
+
+
+def test_shares_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for val, test in ((0.0, 0.1), (1.0, 0.0)):
+        with pytest.raises(ConfigError, match="validation fraction"):
+            build_dataset(["stdlib"], tmp_path / "out", "byte", val_fraction=val,
+                          test_fraction=test)  # fmt: skip
+    with pytest.raises(ConfigError, match="leaves nothing to train on"):
+        build_dataset(["stdlib"], tmp_path / "out", "byte", val_fraction=0.5, test_fraction=0.5)
+
+
+def test_training_never_opens_the_test(tmp_path: Path) -> None:
+    """A dataset whose test shards are poisoned or gone is the same to whoever trains on it."""
+    from speedrun.data.find import open_dataset
+
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"story {n}"}) + "\n" for n in range(200))
+    )
+    out = tmp_path / "out"
+    build_dataset([str(tmp_path / "a.jsonl")], out, "byte")
+    before = open_dataset(out)
+    shard = before.splits[TEST].paths[0]
+    shard.write_bytes(b"poison")
+    assert open_dataset(out) == before
+    assert open_dataset(out).fingerprint == before.fingerprint
+    with pytest.raises(DataError, match="byte 6, inside the 1024-byte header"):
+        open_dataset(out, (TEST,))
+    shard.unlink()
+    assert open_dataset(out) == before
