@@ -263,7 +263,15 @@ def download(
     download_command(name, out or Path("data") / name, shards)
 
 
-Seeds = Annotated[int, typer.Option(help="Runs of each, with seeds 0, 1, ...", min=1)]
+Seeds = Annotated[
+    int | None,
+    typer.Option(help="Runs of each, with seeds 0, 1, ...: 3 if not given.", min=1,
+                 show_default=False),
+]  # fmt: skip
+UntilOption = Annotated[
+    list[str] | None,
+    typer.Option("--until", help="Add seeds until decided, or until 2h, or until '12 seeds'."),
+]
 SetOverrides = Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")]
 Jobs = Annotated[
     int | None,
@@ -280,8 +288,15 @@ RACE = Path("races/race")
 @app.command(epilog="Example:  speedrun race baseline record-18 best --track nano --seeds 3")
 def race(
     recipes: Annotated[list[str], typer.Argument(help="Recipe names or paths.")],
-    track: Track = "nano",
-    seeds: Seeds = 3,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Track name or path; several make a race each.", show_default="nano"),
+    ] = None,
+    seeds: Seeds = None,
+    until: UntilOption = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Shortest runs that end at the target.")
+    ] = False,
     budget: Annotated[int | None, typer.Option(help="Most steps of a run.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = RACE,
     jobs: Jobs = None,
@@ -291,8 +306,8 @@ def race(
     from speedrun.commands.race import race_command
 
     race_command(
-        recipes=recipes, track=track, seeds=seeds, budget=budget, out=out, jobs=jobs,
-        overrides=override or [],
+        recipes=recipes, tracks=track or ["nano"], seeds=seeds, until=until or [], finish=finish,
+        budget=budget, out=out, jobs=jobs, overrides=override or [],
     )  # fmt: skip
 
 
@@ -302,26 +317,28 @@ def _switches(incomplete: str) -> list[str]:
     return [f"{key}=" for key in describe() if key.startswith(incomplete)]
 
 
-@app.command(epilog="Example:  speedrun ablate record-18 --seeds 4 --switch model.softcap=30.0")
+@app.command(epilog="Example:  speedrun ablate record-18 --track pico --until decided --until 1h")
 def ablate(
     recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
     track: Track = "nano",
-    seeds: Seeds = 3,
+    seeds: Seeds = None,
+    until: UntilOption = None,
     switch: Annotated[
         list[str] | None,
         typer.Option(help="key=value; without: every technique off.", autocompletion=_switches),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
     alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,
+    margin: Annotated[float, typer.Option(help="Nats within which effects are equal.")] = 0.01,
     jobs: Jobs = None,
     override: SetOverrides = None,
 ) -> None:
-    """Switch a recipe's techniques off one at a time, paired by seed, with corrected p-values."""
+    """Switch a recipe's techniques off one at a time, paired by seed: helps, hurts or equal?"""
     from speedrun.commands.race import ablate_command
 
     ablate_command(
-        recipe=recipe, track=track, seeds=seeds, switches=switch or [], out=out, alpha=alpha,
-        jobs=jobs, overrides=override or [],
+        recipe=recipe, track=track, seeds=seeds, until=until or [], switches=switch or [], out=out,
+        alpha=alpha, margin=margin, jobs=jobs, overrides=override or [],
     )  # fmt: skip
 
 

@@ -2,77 +2,144 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from speedrun.commands.report import report_command
+from speedrun.errors import ConfigError
 from speedrun.science.ablate import ablate
-from speedrun.science.compare import Row, comparable
-from speedrun.science.race import race
+from speedrun.science.compare import PUBLIC, Row, comparable
+from speedrun.science.race import profile, race
 from speedrun.science.results import Ablation, Effect, Race
+from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text
 
 say = partial(print, flush=True)
+SEEDS = 3  # where nobody says how many
 UNITS = {"tokens_to_target": "tokens", "seconds_to_target": "s", "val_loss": "nats"}
 
 
 def race_command(
     *,
     recipes: Sequence[str],
-    track: str,
-    seeds: int,
+    tracks: Sequence[str],
+    seeds: int | None,
+    until: Sequence[str],
+    finish: bool,
     budget: int | None,
     out: Path,
     overrides: Sequence[str],
     jobs: int | None,
 ) -> None:
-    found = race(recipes=recipes, track=track, seeds=seeds, budget=budget, out=out,
-                 overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
-    print_race(found)
-    report_command(paths=[out], out=out / "race.html", watch=False)
+    fixed, limit = seeds_of(seeds, until), Until.parse(until)
+    if len(set(tracks)) < len(tracks):
+        raise ConfigError("--track names a track twice; each is raced once")
+    races = []
+    for track in tracks:
+        folder = out if len(tracks) == 1 else out / Path(track).stem
+        found = race(recipes=recipes, track=track, seeds=fixed, until=limit, finished=finish,
+                     budget=budget, out=folder, overrides=overrides, jobs_at_once=jobs,
+                     say=say)  # fmt: skip
+        print_race(found)
+        report_command(paths=[folder], out=folder / "race.html", watch=False)
+        races.append(found)
+    if len(races) > 1:
+        print_profile(races)
 
 
 def ablate_command(
     *,
     recipe: str,
     track: str,
-    seeds: int,
+    seeds: int | None,
+    until: Sequence[str],
     switches: Sequence[str],
     out: Path,
     alpha: float,
+    margin: float,
     overrides: Sequence[str],
     jobs: int | None,
 ) -> None:
-    found = ablate(recipe=recipe, track=track, seeds=seeds, switches=switches, out=out, alpha=alpha,
-                   overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
+    found = ablate(recipe=recipe, track=track, seeds=seeds_of(seeds, until),
+                   until=Until.parse(until), switches=switches, out=out, alpha=alpha,
+                   margin=margin, overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
     print_ablation(found)
     report_command(paths=[out], out=out / "ablation.html", watch=False)
 
 
+def seeds_of(seeds: int | None, until: Sequence[str]) -> int:
+    """A number of seeds that is fixed beforehand; `until` finds its own."""
+    if seeds is not None and until:
+        raise ConfigError(
+            f"--seeds {seeds} fixes the number of seeds, --until finds it: give one of them "
+            f"(or --until '{max(2, seeds)} seeds')"
+        )
+    return SEEDS if seeds is None else seeds
+
+
 def print_race(found: Race) -> None:
+    what = "shortest runs that end at" if found.finished else "to"
     print(
-        f"\nto a validation loss of {found.target} on {found.track}, {found.seeds} "
+        f"\n{what} a validation loss of {found.target} on {found.track}, {found.seeds} "
         f"seeds: mean +- standard deviation [95% interval]; ratios to {found.order[0]}"
     )
-    timed = found.jobs == 1
+    timed = found.jobs == 1 and not found.finished
     rows, costs = [], []
     for recipe, table in found.statistics().items():
         params = next(entry.params for entry in found.entries if entry.recipe == recipe)
         memory = table["peak_memory_bytes"].mean
         size = "-" if memory is None else size_text(memory)
+        losses = (_mean(table[loss], ".4f", "not tested") for loss in ("val_loss", "test_loss"))
         rows.append((recipe, _mean(table["tokens_to_target"], ",.0f"),
-                     _ratio(table["tokens_to_target"]), _mean(table["steps_to_target"], ",.0f"),
-                     _mean(table["val_loss"], ".4f")))  # fmt: skip
+                     _ratio(table["tokens_to_target"]), _mean(table["steps_to_target"], ",.1f"),
+                     *losses))  # fmt: skip
         times = (_mean(table["seconds_to_target"], ".1f"), _ratio(table["seconds_to_target"]),
                  _mean(table["wall_seconds_to_target"], ".1f")) if timed else ()  # fmt: skip
-        costs.append((recipe, *times, _number(params, ","), size))
-    print_table(("recipe", "tokens", "ratio of tokens", "steps", "last loss"), rows)
+        public = _mean(table[PUBLIC], ",.0f") if not found.finished else ""
+        costs.append((recipe, *([public] if public else []), *times, _number(params, ","), size))
+    print_table(("recipe", "tokens", "ratio of tokens", "steps", "last loss", "test loss"), rows)
     print()
     columns = ("training seconds", "ratio of seconds", "wall seconds") if timed else ()
-    print_table(("recipe", *columns, "parameters", "memory"), costs)
-    if not timed:
+    rule = () if found.finished else ("tokens by the public rule",)
+    print_table(("recipe", *rule, *columns, "parameters", "memory"), costs)
+    if found.finished:
+        print("tokens of the shortest run, schedule finished, whose last loss is at the target, "
+              "between two lengths a tenth apart; the interval includes that")  # fmt: skip
+    else:
+        print("tokens where the validations cross the target, the distance between them in the "
+              "interval; public rule: the first validation at or below it")  # fmt: skip
+    for effect in found.effects:
+        ends = (effect.effect, effect.low, effect.high)
+        ratio, low, high = (None if end is None else math.exp(end) for end in ends)
+        verdict = {"helps": "needs more tokens", "hurts": "needs fewer tokens"}.get(
+            effect.verdict or "", effect.note or "undecided"
+        )
+        print(f"{effect.switch}: {_number(ratio, '.3f')}{_interval(low, high, '.3f')} times the "
+              f"tokens of {found.order[0]}, {effect.n} seeds, p {_number(effect.p_holm, '.2g')}: "
+              f"{verdict}")  # fmt: skip
+    for note in found.notes:
+        print(f"note: {note}")
+    if found.jobs > 1 and not found.finished:
         print(_shared(found.jobs))
+
+
+def print_profile(races: Sequence[Race]) -> None:
+    """On how many of the tracks each recipe is how near to the best."""
+    tracks = ", ".join(str(one.track) for one in races)
+    print(f"\nperformance profile over {tracks}: share of tracks on which a recipe needs at most "
+          "so many times the tokens of the best")  # fmt: skip
+    found = profile(races)
+    factors = sorted({1.0, *(round(f, 3) for points in found.values() for f, _ in points)})
+    rows = [
+        (recipe, *(
+            f"{max((share for f, share in points if f <= factor + 5e-4), default=0.0):.2f}"
+            for factor in factors
+        ))
+        for recipe, points in found.items()
+    ]  # fmt: skip
+    print_table(("recipe", *(f"x {factor:g}" for factor in factors)), rows)
 
 
 def print_ablation(found: Ablation) -> None:
@@ -80,7 +147,12 @@ def print_ablation(found: Ablation) -> None:
         f"\n{found.recipe} on {found.track}, {found.seeds} seeds: effect of each "
         "switch (switched - recipe; above 0: the technique helped)"
     )
+    if found.until:
+        _print_watched(found)
+        return
+    margin = any(effect.p_equal is not None for effect in found.effects)
     for metric in comparable(tuple(UNITS), found.jobs):
+        equal = margin and metric == "val_loss"
         form, unit = "+,.4f" if metric == "val_loss" else "+,.0f", UNITS[metric]
         rows = [
             (
@@ -88,15 +160,46 @@ def print_ablation(found: Ablation) -> None:
                 f"{_number(effect.effect, form)} {unit}{_interval(effect.low, effect.high, form)}",
                 _number(effect.p, ".3g"),
                 _number(effect.p_holm, ".3g"),
-                "decided" if effect.decided else _undecided(effect),
+                *([_number(effect.p_equal, ".3g")] if equal else []),
+                _decision(effect),
             )
             for effect in found.effects
             if effect.metric == metric
         ]
-        print_table((f"switch: {metric}", "effect [95% interval]", "p", "p (Holm)", ""), rows)
+        header = (f"switch: {metric}", "effect [95% interval]", "p", "p (Holm)")
+        print_table((*header, *(["p (equal)"] if equal else []), ""), rows)
         print()
+    if margin:
+        print(f"equal: within {found.margin:g} nats, by two one-sided tests")
     if found.jobs > 1:
         print(_shared(found.jobs))
+
+
+def _print_watched(found: Ablation) -> None:
+    """Of an ablation that added seeds until it was decided."""
+    alpha, margin = found.alpha or 0.0, found.margin or 0.0
+    level = f"{100 * (1 - alpha):g}%"
+    rows = [
+        (
+            effect.switch,
+            effect.n,
+            f"{_number(effect.effect, '+.4f')}{_interval(effect.low, effect.high, '+.4f')}",
+            _number(effect.p_holm, ".2g"),
+            _number(effect.p_equal, ".2g"),
+            f"{effect.verdict}{f': {effect.note}' if effect.note else ''}",
+        )
+        for effect in found.effects
+    ]
+    effect = f"effect on the last loss in nats [{level} at every look]"
+    print_table(("switch", "seeds", effect, "p (effect)", "p (equal)", "verdict"), rows)
+    left = [effect.switch for effect in found.effects if effect.verdict == "undecided"]
+    ended = {"time": "out of time", "seeds": "out of seeds"}.get(found.stopped or "", "decided")
+    undecided = f", undecided: {', '.join(left)}; the same command goes on" if left else ""
+    print(f"\n{ended} after {(found.seconds or 0) / 60:.0f} min{undecided}")
+    print(
+        f"p-values may be looked at after every seed, and are corrected over {len(rows)} switches; "
+        f"decided at {alpha:g}; equal: within {margin:g} nats (docs/deciding.md)"
+    )
 
 
 def _shared(jobs: int) -> str:
@@ -104,9 +207,11 @@ def _shared(jobs: int) -> str:
             "measures them")  # fmt: skip
 
 
-def _undecided(effect: Effect) -> str:
+def _decision(effect: Effect) -> str:
     if effect.effect is None:
         return f"{effect.n} of {effect.of} pairs have it"
+    if effect.decided:
+        return effect.verdict or "decided"
     more = effect.more_seeds
     return "undecided" if more is None else f"undecided: about {more} more seeds"
 
@@ -119,9 +224,9 @@ def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
 
 
-def _mean(row: Row, form: str) -> str:
+def _mean(row: Row, form: str, none: str = "reached by {n} of {of}") -> str:
     if row.mean is None:
-        return f"reached by {row.n} of {row.of}"
+        return none.format(n=row.n, of=row.of)
     spread = "" if row.std is None else f" +- {row.std:{form}}"
     return f"{row.mean:{form}}{spread}{_interval(row.low, row.high, form)}"
 

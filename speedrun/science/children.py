@@ -54,18 +54,23 @@ class Children:
     def __init__(self) -> None:
         self.running: dict[int, Child] = {}
         self.asked: signal.Signals | None = None  # to stop
+        self.late = False  # the deadline has passed
 
     def start(self, number: int, words: Sequence[str]) -> None:
         self.running[number] = Child(words)
         if self.asked:  # while it was being started
             self.running[number].terminate()
 
-    def wait(self) -> tuple[int, Child]:
-        """The next one that ends."""
+    def wait(self, deadline: float | None = None) -> tuple[int, Child]:
+        """The next one that ends; at the deadline (of `time.monotonic`) all are asked to."""
         while True:
             for number, child in self.running.items():
                 if child.poll() is not None:
                     return number, self.running.pop(number)
+            if deadline is not None and not self.late and time.monotonic() >= deadline:
+                self.late = True
+                for child in self.running.values():
+                    child.terminate()
             time.sleep(PAUSE)
 
     def __enter__(self) -> Self:

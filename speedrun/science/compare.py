@@ -7,8 +7,10 @@ the seeds that reached it would flatter a recipe whose slow seeds did not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -17,8 +19,9 @@ from speedrun.science.stats import ratio_of_means, summarize
 
 TIMES = ("seconds_to_target", "wall_seconds_to_target")
 TO_TARGET = ("tokens_to_target", "steps_to_target", *TIMES)
-METRICS = (*TO_TARGET, "val_loss", "peak_memory_bytes")
-NO_RATIO = ("val_loss",)  # a loss has no natural zero
+PUBLIC = "first_validation_tokens"  # tokens to target by the public speedrun's rule
+METRICS = (*TO_TARGET, PUBLIC, "val_loss", "test_loss", "peak_memory_bytes")
+NO_RATIO = ("val_loss", "test_loss")  # a loss has no natural zero
 
 
 class Entry(BaseModel, frozen=True):
@@ -37,6 +40,7 @@ class Entry(BaseModel, frozen=True):
     cell_steps: int | None = None  # between the two validations around the crossing
     first_validation_tokens: int | None = None  # by the public rule
     val_loss: float | None = None
+    test_loss: float | None = None  # of the last weights, on text that nobody chose by
     params: int | None = None
     peak_memory_bytes: int | None = None
 
@@ -55,6 +59,7 @@ class Row:
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    cell: float | None = None  # width of the cells that the values lie in, where they do
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
@@ -68,6 +73,7 @@ class Row:
             for key, value in asdict(self).items()
             if not (key in of_mean and self.mean is None)
             and not (key.startswith("ratio") and self.ratio is None)
+            and not (key == "cell" and self.cell is None)
         }
 
 
@@ -97,17 +103,33 @@ def _row(runs: Sequence[Entry], first: Sequence[Entry], metric: str) -> Row:
     values, base = _known(runs, metric), _known(first, metric)
     if not values or len(values) < len(runs):
         return Row(len(values), len(runs))
-    row = Row(of=len(runs), **vars(summarize(values)))
+    width, base_width = cell_width(runs, metric), cell_width(first, metric)
+    row = Row(of=len(runs), cell=width or None, **vars(summarize(values, width)))
     # A target that the first recipe meets before its first step leaves nothing to divide by.
     if metric in NO_RATIO or len(base) < len(first) or not any(base):
         return row
     seeds = [run.seed for run in runs]
     paired = seeds == [run.seed for run in first] and len(set(seeds)) == len(seeds)
-    ratio = ratio_of_means(values, base, paired=paired)
+    ratio = ratio_of_means(values, base, paired=paired, widths=(width, base_width))
     return replace(
         row, ratio=ratio.ratio, ratio_low=ratio.low, ratio_high=ratio.high,
         ratio_method="paired" if paired else "Welch",
     )  # fmt: skip
+
+
+def cell_width(runs: Sequence[Entry], metric: str) -> float:
+    """How wide the cells are that a metric's values lie in (root of the mean square); 0: none.
+
+    Steps, tokens and seconds of a run go through the cell in the same proportion.
+    """
+    if metric not in (*TO_TARGET, PUBLIC):
+        return 0.0
+    widths = [
+        float(value) * run.cell_steps / run.steps_to_target
+        for run in runs
+        if (value := getattr(run, metric)) and run.cell_steps and run.steps_to_target
+    ]
+    return math.sqrt(fmean(width**2 for width in widths)) if widths else 0.0
 
 
 def _known(runs: Sequence[Entry], metric: str) -> list[float]:

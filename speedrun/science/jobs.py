@@ -11,8 +11,10 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary
 
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
+TERMINATED = 128 + signal.SIGTERM  # the exit code of a run that was asked to stop
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,13 @@ def _config(recipe: str, track: str, words: Sequence[str], seed: int) -> Config:
 
 
 def plan_jobs(
-    variants: Mapping[str, tuple[str, Sequence[str]]], track: str, seeds: int
+    variants: Mapping[str, tuple[str, Sequence[str]]], track: str, seeds: Iterable[int]
 ) -> list[Job]:
     """A run of every variant (by label: recipe and overrides) with every seed, seed by seed."""
     return [
         Job(label, recipe, track, tuple(words), seed,
             _config(recipe, track, words, seed))
-        for seed in range(seeds)
+        for seed in seeds
         for label, (recipe, words) in variants.items()
     ]  # fmt: skip
 
@@ -111,10 +114,17 @@ class RunSet:
         return None if summary is None or summary.stopped_early else summary
 
     def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Entry]:
-        """Make what is missing; entries come in the order of `jobs`, whichever run ends first.
+        """Make what is missing; entries come in the order of `jobs`, whichever run ends first."""
+        return [entry for entry in self.run_until(jobs, say) if entry is not None]
+
+    def run_until(
+        self, jobs: Sequence[Job], say: Callable[[str], None], deadline: float | None = None
+    ) -> list[Entry | None]:
+        """The same, with None for what was not made by the deadline, of `time.monotonic`.
 
         After a failure no run is begun, and those under way come to their end, to be found by the
-        next attempt. A signal ends all of them, each with a checkpoint to go on from.
+        next attempt. A signal and the deadline end all of them, each with a checkpoint to go on
+        from.
         """
         at_once = max(job.config.machine.jobs for job in jobs)
         texts = [f"[{i}/{len(jobs)}] {job.label}, seed {job.seed}" for i, job in enumerate(jobs, 1)]
@@ -122,8 +132,8 @@ class RunSet:
         failures: list[RunError] = []
 
         def collect(children: Children) -> None:
-            number, child = children.wait()
-            if children.asked:
+            number, child = children.wait(deadline)
+            if children.asked or (children.late and child.poll() == TERMINATED):
                 return
             try:
                 found[number] = summary = self._result(jobs[number], child)
@@ -141,7 +151,8 @@ class RunSet:
                     continue
                 while len(children.running) >= at_once:
                     collect(children)
-                if failures or children.asked:
+                late = deadline is not None and time.monotonic() >= deadline
+                if failures or children.asked or late:
                     break
                 say(f"{texts[number]}: running")
                 children.start(number, self._words(job))
@@ -152,7 +163,10 @@ class RunSet:
                 sys.exit(128 + children.asked)
         if failures:
             raise failures[0]
-        return [self._entry(job, found[number]) for number, job in enumerate(jobs)]
+        return [
+            self._entry(job, found[number]) if number in found else None
+            for number, job in enumerate(jobs)
+        ]
 
     def _words(self, job: Job) -> list[str]:
         """The command line that makes a run or goes on with it."""

@@ -1,26 +1,50 @@
 """`speedrun race`: recipes on equal data, several seeds, to a target: how much sooner is each?
 
 Every run ends at the first validation at or below the track's target, or at its budget of steps. A
-recipe's cost is what its runs needed to reach the target; `compare.py` has the statistics.
+recipe's cost is what its runs needed to cross the target; `compare.py` has the statistics. With
+`finished` it is the shortest run that ends at the target instead, schedule and all (`finish.py`).
+With `until` seeds are added one at a time until each recipe is told apart from the first.
+
+At the end the last weights of every run are evaluated on the test split, once, so that the losses
+they were chosen by stand beside losses on text that nobody looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from speedrun.config.resolve import resolve
-from speedrun.errors import ConfigError
-from speedrun.science.jobs import RunSet, common_dataset, plan_jobs, refuse_own_keys, this_command
-from speedrun.science.results import Race
-from speedrun.science.share import share_machine
+from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.science.adding import Adding, log_tokens
+from speedrun.science.compare import TIMES, Entry
+from speedrun.science.finish import finish
+from speedrun.science.jobs import (
+    Job,
+    RunSet,
+    common_dataset,
+    plan_jobs,
+    refuse_own_keys,
+    this_command,
+)
+from speedrun.science.results import Effect, Race
+from speedrun.science.share import ONE_A_CORE, share_machine
+from speedrun.science.until import Until
+from speedrun.train.evaluate import tested
+from speedrun.train.run import RunFolder
+from speedrun.train.summary import Environment
+
+ALPHA = 0.05  # of the decisions that `until` waits for
 
 
 def race(
     *,
     recipes: Sequence[str],
     track: str,
-    seeds: int,
+    seeds: int = 3,
+    until: Until | None = None,
+    finished: bool = False,
     out: Path,
     say: Callable[[str], None],
     overrides: Sequence[str] = (),
@@ -29,19 +53,77 @@ def race(
 ) -> Race:
     """Make the runs that are missing and write `out/race.json`; returns what is in it.
 
-    Without `jobs_at_once` one at a time, since seconds count, or as the race was begun.
+    Without `jobs_at_once` one at a time, since seconds count, or as the race was begun. Where every
+    schedule is finished they do not, and one goes on each core.
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
-    refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
+    if until and finished:
+        raise ConfigError(
+            "--until cannot be used with --finish, whose seeds are fixed beforehand; give --seeds"
+        )
+    own = ("train.seed", "train.stop", "machine.jobs", *(("train.steps",) if finished else ()))
+    refuse_own_keys(overrides, own)
+    variants = _variants(recipes, track, overrides, None if finished else budget, finished)
+    jobs = plan_jobs(variants, track, range(2 if until else seeds))
+    target = _common_target(jobs, track)
+    fingerprint = common_dataset(jobs)
+    runs = RunSet(out, fingerprint)
+    otherwise = ONE_A_CORE if finished else 1
+    share = share_machine(runs, jobs, jobs_at_once, otherwise=otherwise, say=say)
+    effects: tuple[Effect, ...] = ()
+    stopped = None
+    if finished:
+        entries = finish(runs, share, variants, track, seeds, target, budget, say)
+    elif until:
+        adding = Adding(runs, share, variants, track, log_tokens, ALPHA, None)
+        decisions, by_label, stopped = adding.run(until, say)
+        effects = adding.effects(decisions, "log tokens_to_target")
+        entries = [entry for group in by_label.values() for entry in group.values()]
+    else:
+        entries = runs.run_all([share.of(job) for job in jobs], say)
+    entries, notes = _on_one_machine(entries, out)
+    entries, more = _tested(entries, out)
+    found = Race(
+        track=track,
+        target=target,
+        seeds=max(Counter(entry.recipe for entry in entries).values(), default=0),
+        finished=finished,
+        until=until.text if until else None,
+        stopped=stopped,
+        alpha=ALPHA if until else None,
+        jobs=share.jobs,
+        command=this_command(),
+        dataset_fingerprint=fingerprint,
+        recipes=tuple(variants),
+        entries=tuple(entries),
+        effects=effects,
+        notes=(*notes, *more),
+    )
+    found.write(out / "race.json")
+    return found
+
+
+def _variants(
+    recipes: Sequence[str],
+    track: str,
+    overrides: Sequence[str],
+    budget: int | None,
+    finished: bool,
+) -> dict[str, tuple[str, Sequence[str]]]:
+    """By the recipe's name: its file and overrides."""
     variants: dict[str, tuple[str, Sequence[str]]] = {}
     for recipe in recipes:
         own = resolve(recipe, track, overrides).config
         if own.recipe in variants:
             raise ConfigError(f"two recipes of the race are called {own.recipe!r}; rename one")
         cut = (f"train.steps={budget}",) if budget and budget < own.steps else ()
-        variants[own.recipe] = recipe, (*overrides, "train.stop=target", *cut)
-    jobs = plan_jobs(variants, track, seeds)
+        stop = "steps" if finished else "target"
+        variants[own.recipe] = recipe, (*overrides, f"train.stop={stop}", *cut)
+    return variants
+
+
+def _common_target(jobs: Sequence[Job], track: str) -> float:
     first = jobs[0]
     target = first.config.train.target
     if not target:
@@ -52,18 +134,73 @@ def race(
                 f"{first.label} has the target {target}, {job.label} {job.config.train.target}; "
                 "set one for all, for example --set train.target=3.5"
             )
-    fingerprint = common_dataset(jobs)
-    runs = RunSet(out, fingerprint)
-    jobs = share_machine(runs, jobs, jobs_at_once, otherwise=1, say=say)
-    found = Race(
-        track=track,
-        target=target,
-        seeds=seeds,
-        jobs=jobs[0].config.machine.jobs,
-        command=this_command(),
-        dataset_fingerprint=fingerprint,
-        recipes=tuple(variants),
-        entries=tuple(runs.run_all(jobs, say)),
-    )
-    found.write(out / "race.json")
-    return found
+    return target
+
+
+def _on_one_machine(entries: Sequence[Entry], out: Path) -> tuple[list[Entry], list[str]]:
+    """Without the seconds of runs made elsewhere: tokens and losses may be shared, times not."""
+    machines: list[str] = []
+    for entry in entries:
+        environment = Environment.read(RunFolder(out / str(entry.run)).environment)
+        machines.append(machine_of(environment))
+    usual, count = Counter(machines).most_common(1)[0] if machines else ("", 0)
+    if count == len(entries):
+        return [*entries], []
+    nowhere = dict.fromkeys(TIMES)
+    kept = [
+        entry if machine == usual else entry.model_copy(update=nowhere)
+        for entry, machine in zip(entries, machines, strict=True)
+    ]
+    return kept, [
+        f"{len(entries) - count} of {len(entries)} runs were made on another machine or with other "
+        "libraries or kernels; their tokens and losses count, their seconds do not"
+    ]
+
+
+def machine_of(environment: Environment | None) -> str:
+    """What seconds depend on, as one text; a run that moved between machines is on none."""
+    if environment is None:
+        return "unknown"
+    return f"{environment.machine} {environment.earlier or ''}"
+
+
+def _tested(entries: Sequence[Entry], out: Path) -> tuple[list[Entry], list[str]]:
+    """With the losses of the last weights on the test split."""
+    found, notes = [], Counter[str]()
+    for entry in entries:
+        loss = None
+        if entry.run is not None:
+            try:
+                result = tested(RunFolder(out / entry.run))
+                loss = result.loss if result else None
+                notes["the dataset has no test split"] += result is None
+            except SpeedrunError as error:
+                notes[f"not tested: {error}"] += 1
+        found.append(entry.model_copy(update={"test_loss": loss}))
+    return found, [note for note, count in notes.items() if count]
+
+
+def profile(
+    races: Sequence[Race], metric: str = "tokens_to_target"
+) -> Mapping[str, list[tuple[float, float]]]:
+    """Performance profiles over tracks: by recipe, the share of tracks within a factor of the best.
+
+    Points (factor, share), one for each track on which the recipe has a figure. Where it has none
+    it is within no factor.
+    """
+    recipes = [*dict.fromkeys(recipe for one in races for recipe in one.order)]
+    factors: dict[str, list[float]] = {recipe: [] for recipe in recipes}
+    for one in races:
+        means = {
+            recipe: rows[metric].mean
+            for recipe, rows in one.statistics().items()
+            if metric in rows and rows[metric].mean
+        }
+        best = min((mean for mean in means.values() if mean), default=None)
+        for recipe, mean in means.items():
+            if mean and best:
+                factors[recipe].append(mean / best)
+    return {
+        recipe: [(factor, (rank + 1) / len(races)) for rank, factor in enumerate(sorted(found))]
+        for recipe, found in factors.items()
+    }

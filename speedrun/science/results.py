@@ -13,7 +13,31 @@ from pydantic import BaseModel
 from speedrun.errors import ConfigError
 from speedrun.files import write_json
 from speedrun.science.compare import METRICS, Entry, Row, comparable, statistics
+from speedrun.science.sequential import Verdict
 from speedrun.train.summary import read_json, validated
+
+
+class Effect(BaseModel, frozen=True):
+    """Of one change on one metric: the mean over seeds of (changed - recipe).
+
+    Where a pair lacks its number there is no effect, and `n` of `of` pairs have one.
+    """
+
+    switch: str
+    metric: str = "val_loss"
+    n: int | None = None
+    of: int | None = None
+    effect: float | None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    more_seeds: int | None = None
+    p_holm: float | None = None
+    p_equal: float | None = None  # of "a margin or more from 0", corrected like p_holm
+    decided: bool | None = None
+    verdict: Verdict | None = None  # helps, hurts, equal (within the margin) or undecided
+    note: str = ""
 
 
 class Race(BaseModel, frozen=True):
@@ -21,11 +45,17 @@ class Race(BaseModel, frozen=True):
     track: str | None = None
     target: float | None = None
     seeds: int | None = None
+    finished: bool = False  # the shortest runs whose last loss reaches the target
+    until: str | None = None  # as asked for; None: the number of seeds was fixed beforehand
+    stopped: str | None = None  # what ended it: decided, time or seeds
+    alpha: float | None = None  # of the effects
     jobs: int = 1  # runs at a time; of more than one no seconds are kept
     command: str | None = None
     dataset_fingerprint: str | None = None
     recipes: tuple[str, ...] = ()  # in order; ratios are to the first
     entries: tuple[Entry, ...]
+    effects: tuple[Effect, ...] = ()  # of each recipe against the first, in log tokens to target
+    notes: tuple[str, ...] = ()
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -46,32 +76,16 @@ class Race(BaseModel, frozen=True):
         write_json(path, self.model_dump(mode="json") | {"statistics": table})
 
 
-class Effect(BaseModel, frozen=True):
-    """Of one change on one metric: the mean over seeds of (changed - recipe).
-
-    Where a pair lacks its number there is no effect, and `n` of `of` pairs have one.
-    """
-
-    switch: str
-    metric: str = "val_loss"
-    n: int | None = None
-    of: int | None = None
-    effect: float | None
-    std: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    more_seeds: int | None = None
-    p_holm: float | None = None
-    decided: bool | None = None
-
-
 class Ablation(BaseModel, frozen=True):
     kind: str = "ablation"
     recipe: str | None = None
     track: str | None = None
     seeds: int | None = None
     alpha: float | None = None
+    margin: float | None = None  # in nats: effects within it may be called equal
+    until: str | None = None  # as asked for; None: the number of seeds was fixed beforehand
+    stopped: str | None = None  # what ended it: decided, time or seeds
+    seconds: float | None = None  # that the command took
     jobs: int = 1  # runs at a time; of more than one no seconds are compared
     command: str | None = None
     dataset_fingerprint: str | None = None
@@ -86,8 +100,8 @@ class Ablation(BaseModel, frozen=True):
 def read_result(path: Path) -> Race | Ablation:
     found = read_json(path, ConfigError)
     what = "a result of a race or an ablation"
-    if isinstance(found, dict) and isinstance(found.get("effects"), list):
-        return validated(Ablation, found, path, what, ConfigError)
     if isinstance(found, dict) and isinstance(found.get("entries"), list):
         return validated(Race, found, path, what, ConfigError)
+    if isinstance(found, dict) and isinstance(found.get("effects"), list):
+        return validated(Ablation, found, path, what, ConfigError)
     raise ConfigError(f"{path} is not {what}: it has no list of entries or effects")

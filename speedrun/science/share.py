@@ -49,8 +49,8 @@ def share_machine(
     asked: int | None,
     otherwise: int,
     say: Callable[[str], None],
-) -> list[Job]:
-    """The jobs with their share of the machine: as asked, as they were begun, or `otherwise`."""
+) -> Share:
+    """The share of the machine for a job: as asked, as they were begun, or `otherwise`."""
     begun = _begun(runs, jobs)
     if asked is None and begun:
         share = begun.most_common(1)[0][0]
@@ -60,7 +60,7 @@ def share_machine(
         say(f"{begun[other]} of these runs are here, made {other}; now they are made {share}")
     if share.jobs > 1:
         say(f"runs are made {share} each; seconds of a shared machine are not compared")
-    return [share.of(job) for job in jobs]
+    return share
 
 
 def _begun(runs: RunSet, jobs: Sequence[Job]) -> Counter[Share]:

@@ -58,7 +58,7 @@ def test_the_table_of_a_race(capsys: Output) -> None:
     assert "to a validation loss of 4.3 on nano, 2 seeds" in text
     assert "ratios to slow" in text
     rows = rows_of(text)
-    assert rows["slow"][0].startswith("1,100 +- 141 [-171, 2,371] 1.000 5 +- 0")
+    assert rows["slow"][0].startswith("1,100 +- 141 [-171, 2,371] 1.000 5.0 +- 0.0")
     assert rows["slow"][1].endswith("1,234,567 2.0 MiB")
     assert rows["fast"][0].startswith("600 +- 141")
     assert rows["fast"][1].endswith("1,234,567 -")  # its memory was not measured
@@ -72,7 +72,7 @@ def test_a_shared_machine_has_no_seconds(tmp_path: Path, capsys: Output) -> None
     text = capsys.readouterr().out
     assert "2 runs at a time shared the machine" in text
     assert "training seconds" not in text
-    assert rows_of(text)["slow"][1] == "1,234,567 2.0 MiB"
+    assert rows_of(text)["slow"][1] == "reached by 0 of 2 1,234,567 2.0 MiB"
     shared.write(tmp_path / "race.json")
     written = json.loads((tmp_path / "race.json").read_text())
     assert written["jobs"] == 2
@@ -111,15 +111,17 @@ def test_requests_pass_through_and_a_page_is_written(
     monkeypatch.setattr(command, "race", lambda **words: fake(RACE, "race.json", **words))
     monkeypatch.setattr(command, "ablate", lambda **words: fake(ABLATION, "ablation.json", **words))
     race_request: dict[str, Any] = {
-        "recipes": ["slow", "fast"], "track": "nano", "seeds": 2, "budget": 9, "out": tmp_path,
-        "overrides": ["a=1"], "jobs": 2,
+        "recipes": ["slow", "fast"], "seeds": 2, "budget": 9, "out": tmp_path,
+        "overrides": ["a=1"], "jobs": 2, "until": [],
     }  # fmt: skip
-    command.race_command(**race_request)
+    command.race_command(**race_request, tracks=["nano"], finish=True)
     ablation_request: dict[str, Any] = {
         "recipe": "modern", "track": "nano", "seeds": 3, "switches": ["b=2"], "out": tmp_path,
-        "alpha": 0.1, "overrides": [], "jobs": None,
+        "alpha": 0.1, "margin": 0.02, "overrides": [], "jobs": None, "until": [],
     }  # fmt: skip
     command.ablate_command(**ablation_request)
+    race_request |= {"track": "nano", "finished": True, "until": None}
+    ablation_request |= {"until": None}
     assert asked == {"race.json": race_request, "ablation.json": ablation_request}
     assert capsys.readouterr().out.startswith("a run\n")
     for name in ("race.html", "ablation.html"):

@@ -39,7 +39,7 @@ class MadeChild:
 
 
 def job(*words: str, recipe: str = "modern") -> Job:
-    (found,) = plan_jobs({"label": (recipe, words)}, "nano", 1)
+    (found,) = plan_jobs({"label": (recipe, words)}, "nano", [0])
     return found
 
 
@@ -132,7 +132,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
 
 
 def plan_of(seeds: int, at_once: int = 2) -> list[Job]:
-    return plan_jobs({"label": ("modern", [f"machine.jobs={at_once}"])}, "nano", seeds)
+    return plan_jobs({"label": ("modern", [f"machine.jobs={at_once}"])}, "nano", range(seeds))
 
 
 def test_runs_at_a_time_are_refilled_and_told_in_order(

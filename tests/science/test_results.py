@@ -25,24 +25,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
 def test_a_published_race_is_written_as_it_was(path: Path, tmp_path: Path) -> None:
-    """The same keys in the same order and the same values; what is new is how ratios were made,
-    that runs went one at a time, and what older runs did not state about their crossings."""
     race = read_result(path)
     race.write(tmp_path / path.name)
-    then, now = (json.loads(file.read_text()) for file in (path, tmp_path / path.name))
-    assert now.pop("jobs") == 1
-    assert list(now) == list(then)
-    for entry in now["entries"]:
-        for key in ("cell_steps", "first_validation_tokens"):
-            assert entry.pop(key) is None
-    assert now["entries"] == then["entries"]
-    assert [list(entry) for entry in now["entries"]] == [list(each) for each in then["entries"]]
-    for recipe, metrics in then["statistics"].items():
-        for metric, row in metrics.items():
-            found = now["statistics"][recipe][metric]
-            assert found.pop("ratio_method", None) == ("paired" if "ratio" in row else None)
-            assert list(found) == list(row)
-            assert found == pytest.approx(row, rel=1e-9)
+    assert json.loads((tmp_path / path.name).read_text()) == json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(

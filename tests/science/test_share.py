@@ -24,7 +24,7 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*words: str, seeds: int = 10) -> list[Job]:
-    return plan_jobs({"label": ("modern", (*SMALL, *words))}, "nano", seeds)
+    return plan_jobs({"label": ("modern", (*SMALL, *words))}, "nano", range(seeds))
 
 
 def shared(
@@ -36,7 +36,8 @@ def shared(
 ) -> set[tuple[int, int]]:
     """Runs at a time and threads of each that the jobs were given."""
     say = ([] if said is None else said).append
-    found = share_machine(RunSet(root, "data"), jobs, asked, otherwise, say)
+    share = share_machine(RunSet(root, "data"), jobs, asked, otherwise, say)
+    found = [share.of(job) for job in jobs]
     assert [(job.label, job.seed) for job in found] == [(job.label, job.seed) for job in jobs]
     return {(job.config.machine.jobs, job.config.machine.threads) for job in found}
 
@@ -84,7 +85,8 @@ def test_a_gpu_takes_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_was_begun_goes_on_the_same_way(tmp_path: Path, begun: int) -> None:
     runs, (first, second, *_) = RunSet(tmp_path, "data"), plan()
     way = {1: (1, 0), 3: (3, 2)}[begun]
-    for job in share_machine(runs, [first, second], begun, 1, print):
+    share = share_machine(runs, [first, second], begun, 1, print)
+    for job in map(share.of, (first, second)):
         runs.folder(job).create(job.config)
     (tmp_path / "runs/notes").mkdir()  # not a run
     for otherwise in (1, ONE_A_CORE):

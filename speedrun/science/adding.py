@@ -1,0 +1,98 @@
+"""Seeds one at a time, where they are still needed, until what is compared is decided.
+
+Every variant is compared with the first, seed by seed. After each seed the bets of `sequential.py`
+say what is decided; those variants get no further seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from speedrun.science.compare import Entry
+from speedrun.science.jobs import RunSet, plan_jobs
+from speedrun.science.results import Effect
+from speedrun.science.sequential import Decision, decide, needs_more
+from speedrun.science.share import Share
+from speedrun.science.until import Until
+
+Runs = dict[str, dict[int, Entry]]  # by label and seed
+
+
+def last_loss(entry: Entry) -> float:
+    return math.nan if entry.val_loss is None else entry.val_loss
+
+
+def log_tokens(entry: Entry) -> float:
+    """Differences of it are ratios of tokens to target."""
+    return math.log(entry.tokens_to_target) if entry.tokens_to_target else math.nan
+
+
+@dataclass(frozen=True)
+class Adding:
+    made: RunSet
+    share: Share
+    variants: Mapping[str, tuple[str, Sequence[str]]]  # by label: recipe and overrides
+    track: str
+    figure: Callable[[Entry], float]  # whose differences are judged
+    alpha: float
+    margin: float | None  # differences within it are equal
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.variants))
+
+    def run(
+        self, until: Until, say: Callable[[str], None]
+    ) -> tuple[dict[str, Decision], Runs, str]:
+        """Decisions, runs, and what ended it: decided, seeds or time."""
+        runs: Runs = {label: {} for label in self.variants}
+        for seed in count():
+            decisions = self._decide(runs)
+            wanted = needs_more(decisions)
+            if seed:
+                say(self._so_far(decisions, seed))
+            if not wanted:
+                return decisions, runs, "decided"
+            if seed == until.seeds or until.over:
+                return decisions, runs, "seeds" if seed == until.seeds else "time"
+            chosen = {label: self.variants[label] for label in (self.first, *wanted)}
+            jobs = [self.share.of(job) for job in plan_jobs(chosen, self.track, [seed])]
+            for entry in self.made.run_until(jobs, say, until.deadline):
+                if entry is not None:
+                    runs[entry.recipe][seed] = entry
+        raise AssertionError("seeds do not end")
+
+    def _decide(self, runs: Runs) -> dict[str, Decision]:
+        """Of every variant, from the seeds that it and the first both have, in their order."""
+        control = runs[self.first]
+        family = {
+            label: [self.figure(runs[label][seed]) - self.figure(control[seed])
+                    for seed in sorted(runs[label].keys() & control.keys())]
+            for label in self.variants
+            if label != self.first
+        }  # fmt: skip
+        return decide(family, self.alpha, self.margin)
+
+    def _so_far(self, decisions: Mapping[str, Decision], seeds: int) -> str:
+        verdicts: dict[str, list[str]] = {}
+        for label, found in decisions.items():
+            verdicts.setdefault(found.verdict, []).append(self._short(label))
+        told = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in verdicts.items())
+        return f"after {seeds} seed{'s' if seeds > 1 else ''}: {told}"
+
+    def _short(self, label: str) -> str:
+        return label.removeprefix(f"{self.first} ")
+
+    def effects(self, decisions: Mapping[str, Decision], metric: str) -> tuple[Effect, ...]:
+        return tuple(
+            Effect(
+                switch=self._short(label), metric=metric, n=found.n, of=found.n,
+                effect=found.mean, low=found.low, high=found.high, p=found.p,
+                p_holm=found.p_adjusted, p_equal=found.p_equal_adjusted,
+                decided=found.verdict != "undecided", verdict=found.verdict, note=found.note,
+            )
+            for label, found in decisions.items()
+        )  # fmt: skip

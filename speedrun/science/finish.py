@@ -1,0 +1,175 @@
+"""Tokens to target with the schedule finished: the shortest run whose last loss reaches the target.
+
+The crossing of a longer run half-way is a cheaper figure and another one: rates still have to
+decay, and rankings flip while they do. Here every run goes to the end of its own schedule. Lengths
+lie on a grid, each a tenth longer than the one before. For each seed the grid is searched for two
+neighbours of which the shorter ends above the target and the longer at or below it; between them
+the loss is taken for a straight line over the logarithm of the length. Their distance is the cell
+that goes into the interval, as for a crossing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from speedrun.science.compare import Entry
+from speedrun.science.jobs import Job, RunSet, plan_jobs
+from speedrun.science.share import Share
+
+GRID = 1.1  # from one length to the next
+FARTHEST = 10  # places that a search moves at a time where it has not seen both sides yet
+USUAL_SLOPE = -0.5  # nats for a run e times as long, where nothing is known yet
+SHORTEST = 4  # steps
+
+
+@dataclass
+class Search:
+    """Of one recipe and seed, over places on the grid; place 0 is the recipe's own length."""
+
+    own_steps: int
+    most_steps: int
+    target: float
+    guess: int = 0
+    both: bool = False  # look at two neighbours at once, where a guess is good
+    runs: dict[int, Entry] = field(default_factory=dict)
+
+    def steps(self, place: int) -> int:
+        return max(1, round(self.own_steps * GRID**place))
+
+    def loss(self, place: int) -> float:
+        found = self.runs[place].val_loss
+        return math.inf if found is None else found
+
+    def bracket(self) -> tuple[int, int] | None:
+        """The nearest places seen so far with the target between their losses."""
+        above = [place for place in self.runs if self.loss(place) > self.target]
+        below = [place for place in self.runs if self.loss(place) <= self.target]
+        pairs = [(a, b) for a in above for b in below if a < b]
+        return min(pairs, key=lambda pair: (pair[1] - pair[0], pair)) if pairs else None
+
+    @property
+    def done(self) -> tuple[int, int] | None:
+        """Neighbours around the target: no other length of the grid lies between them."""
+        found = self.bracket()
+        if found is None:
+            return None
+        lengths = {self.steps(place) for place in range(found[0], found[1] + 1)}
+        return found if len(lengths) == 2 else None
+
+    def wanted(self) -> list[int]:
+        """Places to run next; none: found, or beyond what may be run."""
+        if self.done:
+            return []
+        if not self.runs:
+            places = [self.guess, self.guess + 1] if self.both else [self.guess]
+        elif pair := self.bracket():
+            low, high = pair
+            share = (self.loss(low) - self.target) / (self.loss(low) - self.loss(high))
+            inside = low + round(share * (high - low)) if math.isfinite(share) else low + 1
+            places = [min(max(inside, low + 1), high - 1)]
+        else:
+            places = [self._outward()]
+        fitting = [place for place in places
+                   if SHORTEST <= self.steps(place) <= self.most_steps]  # fmt: skip
+        return [place for place in fitting if place not in self.runs]
+
+    def _outward(self) -> int:
+        """Towards the side that was not seen yet, by the slope between the last two lengths."""
+        first, last = min(self.runs), max(self.runs)
+        slope = USUAL_SLOPE
+        if first != last and math.isfinite(self.loss(first)):
+            steps = math.log(self.steps(last) / self.steps(first))
+            slope = min((self.loss(last) - self.loss(first)) / steps, USUAL_SLOPE / 5)
+        edge = last if self.loss(last) > self.target else first
+        away = (self.target - self.loss(edge)) / slope / math.log(GRID)
+        limit = FARTHEST if math.isfinite(away) else 1
+        move = max(-limit, min(limit, round(away if math.isfinite(away) else limit)))
+        place = edge + (move or (1 if edge == last else -1))
+        if edge == last:  # the next length that may still be run, where the move leads beyond
+            while place > edge + 1 and self.steps(place) > self.most_steps:
+                place -= 1
+        return place
+
+    def result(self, batch_tokens: int) -> Entry | None:
+        """The entry of the longer neighbour with the crossing between the two; None: not found."""
+        if not (found := self.done):
+            return None
+        low, high = found
+        short, long = self.steps(low), self.steps(high)
+        share = (self.loss(low) - self.target) / (self.loss(low) - self.loss(high))
+        share = share if math.isfinite(share) else 1.0  # the shorter run diverged
+        steps = short * (long / short) ** share
+        return self.runs[high].model_copy(
+            update={
+                "steps_to_target": steps, "tokens_to_target": round(steps * batch_tokens),
+                "cell_steps": long - short, "first_validation_tokens": long * batch_tokens,
+                "seconds_to_target": None, "wall_seconds_to_target": None,
+            }
+        )  # fmt: skip
+
+
+def finish(
+    runs: RunSet,
+    share: Share,
+    variants: Mapping[str, tuple[str, Sequence[str]]],
+    track: str,
+    seeds: int,
+    target: float,
+    budget: int | None,
+    say: Callable[[str], None],
+) -> list[Entry]:
+    """An entry for every recipe and seed: the first seed finds the place, the others start there.
+
+    Searches go on side by side, so that no core waits for another's decision.
+    """
+    first: dict[str, Job] = {job.label: job for job in plan_jobs(variants, track, [0])}
+    searches = {(label, 0): _search(job, target, budget) for label, job in first.items()}
+    _run(runs, share, variants, track, searches, say)
+    later = {}
+    for label, job in first.items():
+        found = searches[label, 0].done
+        for seed in range(1, seeds):
+            later[label, seed] = _search(job, target, budget, found[0] if found else None)
+    _run(runs, share, variants, track, later, say)
+    entries = []
+    for (label, seed), search in (searches | later).items():
+        entry = search.result(first[label].config.batch.tokens)
+        if entry is None:  # what came nearest, without a figure
+            best = min(search.runs, key=search.loss, default=None)
+            entry = Entry(recipe=label, seed=seed)
+            if best is not None:
+                nothing = dict.fromkeys(("tokens_to_target", "steps_to_target", "cell_steps",
+                                         "first_validation_tokens", "seconds_to_target",
+                                         "wall_seconds_to_target"))  # fmt: skip
+                entry = search.runs[best].model_copy(update=nothing)
+        entries.append(entry)
+    return sorted(entries, key=lambda entry: entry.seed)
+
+
+def _search(job: Job, target: float, budget: int | None, guess: int | None = None) -> Search:
+    most = budget or 4 * job.config.steps
+    return Search(job.config.steps, most, target, guess or 0, both=guess is not None)
+
+
+def _run(
+    runs: RunSet,
+    share: Share,
+    variants: Mapping[str, tuple[str, Sequence[str]]],
+    track: str,
+    searches: Mapping[tuple[str, int], Search],
+    say: Callable[[str], None],
+) -> None:
+    while True:
+        asked = [(key, place) for key, search in searches.items() for place in search.wanted()]
+        if not asked:
+            return
+        jobs = []
+        for (label, seed), place in asked:
+            recipe, words = variants[label]
+            steps = searches[label, seed].steps(place)
+            changed = {label: (recipe, (*words, f"train.steps={steps}"))}
+            jobs += [share.of(job) for job in plan_jobs(changed, track, [seed])]
+        for (key, place), entry in zip(asked, runs.run_all(jobs, say), strict=True):
+            searches[key].runs[place] = entry

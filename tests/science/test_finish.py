@@ -1,0 +1,156 @@
+"""Lengths that end at the target: found by few runs, between neighbours, for every seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speedrun.errors import ConfigError
+from speedrun.science.compare import Entry
+from speedrun.science.finish import GRID, SHORTEST, Search
+from speedrun.science.jobs import Job, RunSet
+from speedrun.science.race import machine_of, profile, race
+from speedrun.science.results import Race
+from speedrun.train.run import RunFolder
+from speedrun.train.summary import Environment
+from tests.conftest import TINY
+from tests.report.made import made_config
+
+
+def entry(loss: float | None, seed: int = 0) -> Entry:
+    return Entry(recipe="r", seed=seed, val_loss=loss)
+
+
+@pytest.mark.parametrize("own", [20, 186, 4000])
+@pytest.mark.parametrize("share", [0.06, 0.4, 1.0, 1.9])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_search_ends_between_two_neighbours(own: int, share: float, both: bool) -> None:
+    """A power law, whatever the place of its answer beside the recipe's own length."""
+    true = max(2.5 * SHORTEST, own * share)
+
+    def loss(steps: int) -> float:
+        return 3.0 + 1.3 * math.pow(steps / true, -0.4)
+
+    search = Search(own, 10 * own, target=4.3, guess=-3 if both else 0, both=both)
+    while places := search.wanted():
+        for place in places:
+            search.runs[place] = entry(loss(search.steps(place)))
+    found = search.result(batch_tokens=100)
+    assert found is not None
+    assert found.steps_to_target == pytest.approx(true, rel=0.02, abs=0.5)
+    assert found.tokens_to_target == round(100 * (found.steps_to_target or 0))
+    assert found.cell_steps is not None
+    assert 1 <= found.cell_steps <= math.ceil(true * (GRID - 1)) + 1
+    assert len(search.runs) <= 12
+
+
+def test_a_target_out_of_reach_is_not_found() -> None:
+    search = Search(100, 400, target=1.0)
+    while places := search.wanted():
+        for place in places:
+            search.runs[place] = entry(3.0)
+    assert search.result(1) is None
+    assert 300 < search.steps(max(search.runs)) <= 400
+    easy = Search(100, 400, target=9.0)
+    while places := easy.wanted():
+        for place in places:
+            easy.runs[place] = entry(3.0)
+    assert easy.result(1) is None
+    assert easy.steps(min(easy.runs)) < 2 * SHORTEST
+
+
+def test_a_run_that_diverged_is_above_the_target() -> None:
+    search = Search(100, 1000, target=4.0)
+    for _ in range(30):
+        for place in search.wanted():
+            steps = search.steps(place)
+            search.runs[place] = entry(None if steps < 150 else 5.0 - steps / 300)
+    found = search.result(1)
+    assert found is not None
+    assert 290 <= (found.steps_to_target or 0) <= 310
+
+
+class Drawn:
+    """Runs that are drawn: a power law of their length, other noise for each seed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self.lengths: dict[tuple[str, int], list[int]] = {}
+        self._root = root
+        monkeypatch.setattr(RunSet, "run_until", self.run_until)
+
+    def run_until(
+        self, jobs: Sequence[Job], _say: object, _deadline: float | None = None
+    ) -> list[Entry | None]:
+        return [self._entry(job) for job in jobs]
+
+    def _entry(self, job: Job) -> Entry:
+        steps, factor = job.config.steps, {"modern": 400, "record-03": 200}[job.label]
+        assert job.config.train.stop == "steps"
+        self.lengths.setdefault((job.label, job.seed), []).append(steps)
+        noise = 0.01 * np.random.default_rng([job.seed, steps, factor]).standard_normal()
+        loss = 3.0 + 1.3 * (steps / factor) ** -0.4 + noise
+        name = f"{job.label}-{job.seed}-{steps}"
+        RunFolder(self._root / name).create(job.config, {"cpu": "x"})
+        return Entry(recipe=job.label, seed=job.seed, run=name, val_loss=loss)
+
+
+def test_a_finished_race(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = Drawn(monkeypatch, tmp_path)
+    words = [*(word for word in TINY if not word.startswith("train.steps")),
+             f"data.dir={tiny_dataset}", "train.target=4.3"]  # fmt: skip
+    found = race(recipes=["modern", "record-03"], track="nano", seeds=3, finished=True,
+                 out=tmp_path, say=print, overrides=words, jobs_at_once=1)  # fmt: skip
+    assert found.finished
+    rows = found.statistics()
+    assert (rows["modern"]["steps_to_target"].mean or 0) == pytest.approx(400, rel=0.08)
+    ratio = rows["record-03"]["tokens_to_target"]
+    assert ratio.ratio is not None
+    assert ratio.ratio_low is not None
+    assert ratio.ratio_high is not None
+    assert ratio.ratio_low < 0.5 < ratio.ratio_high
+    assert 0.02 < ratio.ratio_high - ratio.ratio_low < 0.3
+    assert all(len(lengths) <= 8 for lengths in drawn.lengths.values())
+    assert all(len(drawn.lengths["modern", seed]) <= 4 for seed in (1, 2))
+    for word, sentence in (("train.steps=5", "train.steps is set"), ("train.seed=1", "is set by")):
+        with pytest.raises(ConfigError, match=sentence):
+            race(recipes=["modern"], track="nano", finished=True, out=tmp_path, say=print,
+                 overrides=[*words, word])  # fmt: skip
+
+
+def test_seconds_of_other_machines_do_not_count(tmp_path: Path) -> None:
+    from speedrun.science.race import _on_one_machine
+
+    entries = []
+    for seed, cpu in enumerate(("x", "x", "y")):
+        place = {"cpu": cpu, "cores": 2, "threads": 2, "libraries": {"torch": "2"}}
+        RunFolder(tmp_path / str(seed)).create(made_config(), place)
+        entries.append(Entry(recipe="r", seed=seed, run=str(seed), tokens_to_target=5,
+                             seconds_to_target=1.0, wall_seconds_to_target=2.0))  # fmt: skip
+    kept, notes = _on_one_machine(entries, tmp_path)
+    assert [one.seconds_to_target for one in kept] == [1.0, 1.0, None]
+    assert [one.wall_seconds_to_target for one in kept] == [2.0, 2.0, None]
+    assert [one.tokens_to_target for one in kept] == [5, 5, 5]
+    assert "1 of 3 runs were made on another machine" in notes[0]
+    kept, notes = _on_one_machine(entries[:2], tmp_path)
+    assert (kept, notes) == (entries[:2], [])
+    moved = Environment(cpu="x", earlier=[{"cpu": "y"}], recorded={})
+    assert machine_of(moved) != machine_of(Environment(cpu="x", recorded={}))
+
+
+def test_profiles_over_tracks() -> None:
+    def made(track: str, **tokens: int | None) -> Race:
+        return Race(track=track, entries=tuple(
+            Entry(recipe=recipe, seed=0, tokens_to_target=count)
+            for recipe, count in tokens.items()
+        ))  # fmt: skip
+
+    found = profile([made("a", x=100, y=200, z=None), made("b", x=300, y=100, z=100)])
+    assert found == {
+        "x": [(1.0, 0.5), (3.0, 1.0)], "y": [(1.0, 0.5), (2.0, 1.0)], "z": [(1.0, 0.5)]
+    }  # fmt: skip
