@@ -59,7 +59,8 @@ type Clocks = Record<ClockName, number[]>;
 type ClockName = "step" | "tokens" | "seconds" | "wall_seconds";
 
 type RunEvent = Record<ClockName, number | null> & { kind: string; detail: string };
-interface Summary extends Numbers<"params" | "tokens_per_second" | "val_tokens" | "peak_share" | "peak_seconds" | "peak_memory_bytes"> {
+interface Summary extends Numbers<"params" | "tokens_per_second" | "val_tokens" | "peak_share" | "peak_seconds"
+  | "peak_memory_bytes" | "target" | RaceMetric> {
   [fact: string]: unknown;
 }
 
@@ -86,14 +87,19 @@ interface Ablation {
   seeds: number | null;
   command: string | null;
   alpha: number | null;
+  margin?: number | null;
+  until?: string | null;
   settings: Record<string, string[]> | null;
   effects: Effect[];
 }
-interface Effect extends Numbers<"std" | "low" | "high" | "p" | "p_holm" | "n" | "of" | "more_seeds"> {
+interface Effect
+  extends Numbers<"std" | "low" | "high" | "p" | "p_holm" | "p_equal" | "n" | "of" | "more_seeds"> {
   switch: string;
   metric: string;
   effect: number | null;
   decided?: boolean | null;
+  verdict?: string | null;
+  note?: string;
 }
 
 interface PublishedRecord {

@@ -29,13 +29,15 @@ export function ablationSection(data, state, box, redraw) {
   const missing = family.filter((one) => !known(one.effect));
   const found = family.filter((one) => known(one.effect)).sort((a, b) => Number(b.effect) - Number(a.effect));
   const without = state.effect.endsWith("_to_target") ? "reached the target" : "have a number";
-  const pairs = (/** @type {Effect} */ one) => {
+  const pairs = (/** @type {Pick<Effect, "of" | "n">} */ one) => {
     const all = one.of ?? ablation.seeds;
     return known(all) && one.n !== all ? `${one.n ?? 0} of ${all}` : String(one.n ?? "–");
   };
   const rows = [...found, ...missing].map((one) => {
-    const row = { ...one, label: one.switch, verdict: 0 };
+    const row = { ...one, label: one.switch, verdict: 0, settled: one.verdict };
+    if (one.note) return { ...row, text: one.note };
     if (!known(one.effect)) return { ...row, text: `${pairs(one)} pairs ${without}` };
+    if (one.verdict === "equal") return { ...row, text: `equal, ${pValue(one.p_equal)}` };
     const p = one.p_holm ?? one.p;
     if (known(p) && p < alpha) return { ...row, verdict: Math.sign(one.effect), text: pValue(p) };
     const more = known(one.more_seeds) && one.more_seeds > 0 ? `: ${plural(one.more_seeds, "more seed")}` : "";
@@ -46,19 +48,25 @@ export function ablationSection(data, state, box, redraw) {
     box.append(el("div", { class: "controls" }, choice(state, "effect", "Effect on", nouns, redraw)));
   }
   const bare = (/** @type {number} */ p) => pValue(p).slice("p = ".length);
+  const intervals = ablation.until
+    ? `with intervals that hold however often one looks`
+    : "with 95% intervals";
+  const open = ablation.until ? "" : "; “more seeds” is what an open question would take";
+  const equal = ablation.margin ? ` Equal is within ${ablation.margin} nats.` : "";
   box.append(
     el("p", { class: "say" }, `Effect on ${noun} of one change at a time to ${ablation.recipe || "the recipe"}, paired `
-      + `by seed, with 95% intervals: what a change makes worse, the technique was good for. Filled marks are settled `
-      + `at ${alpha} after Holm’s correction for ${plural(family.length, "test")}; “more seeds” is what an open `
-      + "question would take.",
+      + `by seed, ${intervals}: what a change makes worse, the technique was good for. Filled marks are settled `
+      + `at ${alpha} after correction for ${plural(family.length, "test")}${open}.${equal}`,
     missing.length ? ` No effect is given where not all pairs ${without}: the lucky ones would flatter it.` : ""),
     forestFigure(el("div", { class: "figure", id: "forest-figure" }), rows, format, `Effect of each switch on ${noun}`),
     folded("Figures", table(rows, [
       textColumn("change", (one) => one.switch),
       numberColumn("effect", (one) => orDash(one.effect, format)),
-      numberColumn("95% interval", (one) => interval(one.low, one.high, format)),
+      numberColumn("interval", (one) => interval(one.low, one.high, format)),
       numberColumn("p", (one) => orDash(one.p, bare)),
-      numberColumn("p, Holm", (one) => orDash(one.p_holm, bare)),
+      numberColumn("p, corrected", (one) => orDash(one.p_holm, bare)),
+      numberColumn("p of equality", (one) => orDash(one.p_equal, bare)),
+      textColumn("verdict", (one) => one.settled ?? ""),
       numberColumn("pairs", pairs),
       numberColumn("more seeds", (one) => orDash(one.more_seeds, grouped)),
       textColumn("settings", (one) => monospaced((ablation.settings?.[one.switch] || []).join(" "))),

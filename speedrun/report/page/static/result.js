@@ -64,8 +64,10 @@ function ablationCards(/** @type {Ablation} */ ablation) {
   settled.sort((a, b) => Math.abs(b.effect) - Math.abs(a.effect));
   const largest = settled.slice(0, 3).map(({ effect, change, p }) => card(null, change, signed(effect, 4),
     `on the final loss when ${change.includes("=") ? "set" : "left out"}`, pValue(p)));
-  const share = `${settled.length} of ${effects.length}`;
-  return [card(null, "settled", share, `changes, at ${alpha} after Holm’s correction`), ...largest];
+  const equal = effects.filter((one) => one.verdict === "equal").length;
+  const share = `${settled.length + equal} of ${effects.length}`;
+  const alike = equal ? `, ${equal} of them equal within ${ablation.margin} nats` : "";
+  return [card(null, "settled", share, `changes, at ${alpha} after correction${alike}`), ...largest];
 }
 
 /** @type {(data: PageData, axis: Axis) => Element} */
@@ -73,6 +75,8 @@ function runTable(data, axis) {
   const { target } = data;
   const toTarget = (/** @type {Run} */ run) => {
     if (!known(target)) return "no target";
+    const crossing = run.summary.target === target ? run.summary[axis.metric] : null;
+    if (known(crossing)) return axis.format(crossing);
     const hit = run.val.loss.findIndex((value) => known(value) && value <= target);
     return hit >= 0 ? axis.format(run.val[axis.column][hit]) : "not reached";
   };
