@@ -209,8 +209,8 @@ def test_a_change_without_a_number_is_listed_and_counted(browser: Browser, tmp_p
     assert "1 of 3 pairs reached the target" in drawn
     assert browser.js("document.querySelectorAll('#forest-figure circle.effect').length") == 2
     last = "[...document.querySelectorAll('#ablation tr')].at(-1).cells"
-    assert browser.js(f"[...{last}].map(c => c.textContent).slice(0, 6)") == [
-        "slow", "–", "–", "–", "–", "1 of 3",
+    assert browser.js(f"[...{last}].map(c => c.textContent).slice(0, 8)") == [
+        "slow", "–", "–", "–", "–", "–", "", "1 of 3",
     ]  # fmt: skip
     assert "2 of 3" in browser.js("document.querySelector('#result').textContent")
 
