@@ -29,7 +29,13 @@ ABLATE = (
     "speedrun ablate record-18 --track nano --seeds 4 "
     "--switch model.softcap=30.0 --switch model.softcap=0.0"
 )
+FINISH = "speedrun race baseline record-03 best --track nano --track prose --finish"
+UNTIL = "speedrun ablate record-18 --track pico --until decided --until 1h"
 SHORTENED = {
+    FINISH: FINISH.replace(" --track prose", "")
+    + " --seeds 1 --budget 5"
+    + "".join(f" --set {word}" for word in SMALL),
+    UNTIL: UNTIL + " --until 2 --switch model.softcap=30.0" + TINY,
     RACE: RACE.replace("--seeds 3", "--seeds 1") + TINY,
     ABLATE: ABLATE.replace("--seeds 4", "--seeds 2") + TINY,
     # With the environment that runs this test: it is not for a test to install anything.

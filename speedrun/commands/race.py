@@ -197,7 +197,8 @@ def _print_watched(found: Ablation) -> None:
     undecided = f", undecided: {', '.join(left)}; the same command goes on" if left else ""
     print(f"\n{ended} after {(found.seconds or 0) / 60:.0f} min{undecided}")
     print(
-        f"p-values may be looked at after every seed, and are corrected over {len(rows)} switches; "
+        f"p-values may be looked at after every seed, and are corrected over {len(rows)} switch"
+        f"{'es' if len(rows) > 1 else ''}; "
         f"decided at {alpha:g}; equal: within {margin:g} nats (docs/deciding.md)"
     )
 

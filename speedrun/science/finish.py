@@ -73,21 +73,25 @@ class Search:
             places = [self._outward()]
         fitting = [place for place in places
                    if SHORTEST <= self.steps(place) <= self.most_steps]  # fmt: skip
-        return [place for place in fitting if place not in self.runs]
+        known = {self.steps(place) for place in self.runs}
+        return [place for place in fitting if self.steps(place) not in known]
 
     def _outward(self) -> int:
         """Towards the side that was not seen yet, by the slope between the last two lengths."""
         first, last = min(self.runs), max(self.runs)
         slope = USUAL_SLOPE
-        if first != last and math.isfinite(self.loss(first)):
-            steps = math.log(self.steps(last) / self.steps(first))
+        steps = math.log(self.steps(last) / self.steps(first))
+        if steps and math.isfinite(self.loss(first)):
             slope = min((self.loss(last) - self.loss(first)) / steps, USUAL_SLOPE / 5)
         edge = last if self.loss(last) > self.target else first
         away = (self.target - self.loss(edge)) / slope / math.log(GRID)
         limit = FARTHEST if math.isfinite(away) else 1
         move = max(-limit, min(limit, round(away if math.isfinite(away) else limit)))
-        place = edge + (move or (1 if edge == last else -1))
-        if edge == last:  # the next length that may still be run, where the move leads beyond
+        outward = 1 if edge == last else -1
+        place = edge + (move or outward)
+        while self.steps(place) == self.steps(edge):  # short lengths lie close together
+            place += outward
+        if edge == last:  # the longest that may still be run, where the move leads beyond
             while place > edge + 1 and self.steps(place) > self.most_steps:
                 place -= 1
         return place
@@ -149,8 +153,10 @@ def finish(
 
 
 def _search(job: Job, target: float, budget: int | None, guess: int | None = None) -> Search:
-    most = budget or 4 * job.config.steps
-    return Search(job.config.steps, most, target, guess or 0, both=guess is not None)
+    own, most = job.config.steps, budget or 4 * job.config.steps
+    longest = math.floor(math.log(most / own) / math.log(GRID))
+    start = min(0, longest) if guess is None else guess
+    return Search(own, most, target, start, both=guess is not None)
 
 
 def _run(

@@ -48,6 +48,19 @@ def test_a_search_ends_between_two_neighbours(own: int, share: float, both: bool
     assert len(search.runs) <= 12
 
 
+def test_a_budget_below_the_recipes_own_length_is_kept(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = Drawn(monkeypatch, tmp_path)
+    words = [*(word for word in TINY if not word.startswith("train.steps")),
+             f"data.dir={tiny_dataset}", "train.target=1.0"]  # fmt: skip
+    found = race(recipes=["modern"], track="nano", seeds=2, finished=True, out=tmp_path, budget=50,
+                 say=print, overrides=words, jobs_at_once=1)  # fmt: skip
+    assert {steps for lengths in drawn.lengths.values() for steps in lengths} <= {46, 50}
+    assert [one.tokens_to_target for one in found.entries] == [None, None]
+    assert all(one.val_loss for one in found.entries)
+
+
 def test_a_target_out_of_reach_is_not_found() -> None:
     search = Search(100, 400, target=1.0)
     while places := search.wanted():
