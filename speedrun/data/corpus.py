@@ -197,7 +197,11 @@ def open_corpus(
         raise DataError(f"{twice} is reached by two sources: name it once")
     names = (
         *(_name(source) for source in sources),
-        *(f"{_name(source)} for {side} alone" for source, side in reversed(named)),
+        *(
+            f"{_name(source)} for {side} alone"
+            for side in ("val", "test")
+            for source in (held_out or {}).get(side, ())
+        ),
     )
     return Corpus(names, tuple(found), text_field, max_document_bytes, other_files)
 

@@ -13,7 +13,7 @@ its end is kept, first for validation, then for the test, so that the sides meet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from speedrun.data.stream import Hashed
@@ -57,6 +57,7 @@ class Sides:
         self.named: set[str] = set()  # splits that have files of their own
         self._texts: dict[bytes, int] = {}  # the first FEW, with their bytes
         self._splits: Counter[str] = Counter()
+        self._sizes: list[int] = []  # of the documents, while they are all of one text
         self._documents = self._first = self._bytes = 0
 
     def add(self, document: Hashed) -> None:
@@ -67,6 +68,8 @@ class Sides:
             self._first = document.number
         self._documents += 1
         self._bytes += document.bytes
+        if len(self._texts) <= 1:
+            self._sizes.append(document.bytes)
         self._splits[self._plain.split_of(document)] += 1
         if document.text_hash in self._texts or len(self._texts) < FEW:
             seen = self._texts.get(document.text_hash, 0)
@@ -98,23 +101,28 @@ class Sides:
                 sides[chosen] = moved[chosen.hex()] = split
         return SplitRule(self._plain.val_fraction, self._plain.test_fraction, moved)
 
-    def _cut(self, wanted: Iterable[str]) -> SplitRule:
+    def _cut(self, wanted: Collection[str]) -> SplitRule:
         """The end of the one file, in documents: at least one for each split that can have it."""
-        count, free = self._documents, self._documents - 1
-        if not free:
+        sizes = [*self._sizes]
+        if len(sizes) < 2:
             raise DataError(
                 "the corpus is one single document, so none is left for validation: add documents, "
                 "name files for it with --val, or lower the document limit so that a text file is "
                 "cut into several"
             )
-        kept: dict[str, int] = {}
-        for split in wanted:
-            kept[split] = min(max(1, round(self._fractions[split] * count)), free)
-            free -= kept[split]
-        end = self._first + count
-        test_from = end - kept.get(TEST, 0)
-        val_from = test_from - kept.get(VAL, 0)
+        begins: dict[str, int] = {}
+        for split in (TEST, VAL):
+            # One document is for training, and validation goes before a test.
+            spare = len(sizes) - 1 - (split == TEST and VAL in wanted)
+            if split not in wanted or spare < 1:
+                continue
+            kept = 0
+            while spare and kept < self._fractions[split] * self._bytes:
+                kept += sizes.pop()
+                spare -= 1
+            begins[split] = self._first + len(sizes)
+        test_from = begins.get(TEST)
         return SplitRule(
             self._plain.val_fraction, self._plain.test_fraction, {},
-            val_from, test_from if kept.get(TEST) else None,
+            begins.get(VAL, test_from), test_from,
         )  # fmt: skip

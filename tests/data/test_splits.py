@@ -75,6 +75,10 @@ def test_one_single_file_is_cut_at_its_end() -> None:
     assert [rule.split_of(each) for each in parts] == [TRAIN] * 32 + [VAL] * 4 + [TEST] * 4
     rule = rule_for(parts[:2])
     assert [rule.split_of(each) for each in parts[:2]] == [TRAIN, VAL]
+    # Shares are of the bytes: a short last part is not a test by itself.
+    uneven = [document(n, "x" * (1000 if n < 20 else 3) + str(n), first="0") for n in range(21)]
+    rule = rule_for(uneven, 0.05, 0.05)
+    assert [rule.split_of(each) for each in uneven] == [TRAIN] * 18 + [VAL] + [TEST] * 2
     rule = rule_for(parts, test=0.0)
     assert [rule.split_of(each) for each in parts].count(TEST) == 0
     with pytest.raises(DataError, match="one single document"):
