@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from speedrun.errors import ConfigError
-from speedrun.science.leaderboard import read, submit
-from speedrun.science.verify import Verdict, common_target, gather, read_losses, verify
+from speedrun.science.leaderboard import Submission, read, submit
+from speedrun.science.verify import (
+    OnTest,
+    Verdict,
+    common_target,
+    gather,
+    on_the_test,
+    read_losses,
+    verify,
+)
 from speedrun.terminal.console import print_table
 
 
@@ -33,11 +43,17 @@ def verify_command(
         values = [run.loss for run in found]
         target = common_target(found) if target is None else target
     verdict = verify(values, target, alpha=alpha, sigma=sigma, notes=notes)
-    print(verdict.as_json() if as_json else as_text(verdict))
+    test = on_the_test(runs) if runs else None
+    if test and test.failed:
+        note = f"the test could not be evaluated: {test.failed}"
+        verdict = replace(verdict, notes=(*verdict.notes, note))
+    elif test:
+        verdict = replace(verdict, test_mean=test.mean)
+    print(verdict.as_json() if as_json else as_text(verdict, test))
     return 0 if verdict.holds else 1
 
 
-def as_text(verdict: Verdict) -> str:
+def as_text(verdict: Verdict, test: OnTest | None = None) -> str:
     def shown(value: float | None, form: str) -> str:
         return "undefined" if value is None else format(value, form)
 
@@ -50,6 +66,10 @@ def as_text(verdict: Verdict) -> str:
     ]
     if verdict.sigma is not None:
         rows.insert(3, ("known sigma", f"{verdict.sigma:g}"))
+    if test and test.none:
+        rows.append(("test", "none: the dataset has no test split"))
+    elif test and test.mean is not None:
+        rows.append(("test", f"{test.mean:.5f} (validation {shown(verdict.mean, '.5f')})"))
     lines = [f"{name + ':':20} {text}" for name, text in rows]
     lines += [f"note: {note}" for note in verdict.notes]
     claim = f"mean below {verdict.target:g} at p < {verdict.alpha:g}"
@@ -66,10 +86,35 @@ def leaderboard_command(*, file: Path) -> None:
     if not entries:
         print("the leaderboard is empty: add runs with `speedrun submit RUN...`")
         return
+    # Losses on different texts are not compared, so each text has a table of its own.
+    for index, (_, same) in enumerate(groupby(sorted(entries, key=_text_of), _text_of)):
+        if index:
+            print()
+        _print_table_of([*same])
+
+
+def _text_of(entry: Submission) -> tuple[str, str]:
+    return entry.track, entry.dataset_fingerprint
+
+
+def _print_table_of(entries: Sequence[Submission]) -> None:
+    """The entries of one text, and which it is."""
+    track, dataset = _text_of(entries[0])
+    pythons = sorted({one.python or "not recorded" for one in entries})
+    print(f"track {track}, dataset {dataset[:12]}, Python {', '.join(pythons)}")
     rows = [
-        (one.track, one.recipe, f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps,
-         f"{one.mean:.4f}", one.n, f"{one.p:.2g}", one.machine, one.date)
+        (one.recipe, f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps, f"{one.mean:.4f}",
+         _test_of(one), one.n, f"{one.p:.2g}", one.machine, one.date)
         for one in entries
     ]  # fmt: skip
-    header = ("track", "recipe", "seconds", "tokens", "steps", "mean loss", "n", "p", "machine")
+    header = ("recipe", "seconds", "tokens", "steps", "mean loss", "test loss", "n", "p", "machine")
     print_table((*header, "date"), rows)
+    if not all(one.evaluated for one in entries):
+        print("unknown: submitted where its text could not be made, or by an older version, so "
+              "its weights were not evaluated")  # fmt: skip
+
+
+def _test_of(entry: Submission) -> str:
+    if entry.test_mean is not None:
+        return f"{entry.test_mean:.4f}"
+    return "none" if entry.evaluated else "unknown"

@@ -1,13 +1,17 @@
 """A local leaderboard: sets of runs that kept a track's rules, and refused ones that did not.
 
 The rules are the speedrun's: the mean final loss is at or below the target at p < alpha; all runs
-stop at the same step, chosen before they ran; same recipe, data and code; every seed once.
+stop at the same step, chosen before they ran; same recipe, data and code; every seed once. A run
+is held to its track's text by the fingerprint of the dataset, whatever its config calls it, and its
+records and weights to each other (`records.py`). The test split is looked at when all rules hold.
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,28 +19,45 @@ from typing import Any
 from pydantic import BaseModel
 
 from speedrun.config.experiment import SEED, differences, experiment, experiment_hash
-from speedrun.config.files import chain
-from speedrun.config.schema import Config
-from speedrun.errors import ConfigError, RunError
+from speedrun.config.files import names
+from speedrun.config.resolve import resolve
+from speedrun.data.dataset import Dataset
+from speedrun.data.find import find_dataset
+from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.files import write_json
-from speedrun.science.verify import read_runs, verify
+from speedrun.science import records
+from speedrun.science.records import Records
+from speedrun.science.verify import given_once, verify
+from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
-from speedrun.train.summary import Environment, read_json, validated
+from speedrun.train.summary import read_json, validated
 
 LEVEL = 0.01
-# What a track decides and a run may not: the target, what is validated on, and the text.
-TRACKS_OWN = ("train.target", "validation.tokens", "data.sources", "data.tokenizer",
-              "data.val_fraction")  # fmt: skip
+ALIKE = 1e-4  # nats by which two runs' first losses differ at least, if their seeds do
+# What a track decides and a run may not; how wide and how often a run is validated is a recipe's.
+TRACKS_OWN = ("data", "validation")
+RECIPES_OWN = ("validation.window", "validation.every")
+TARGET = "train.target"
 RULES = {
+    "whole records": "a run's folder holds config, environment, metrics, result and last weights, "
+    "none of them damaged",
     "one track": "all runs are of one track, with its target",
-    "the track's own": "a run leaves to the track what is validated, on what text, to what target",
+    "the track's own": "text, split, tokenizer, validation and target are the track's, stated or "
+    "by default; the recipe, sizes, batch, steps and machine are free",
+    "the track's text": "a run is trained and validated on the very dataset of its track, by "
+    "fingerprint, whatever folder it lies in",
     "same recipe": "all runs have the same config but for the seed and the machine's settings",
     "same data": "all runs are trained and validated on the same dataset",
     "same code": "all runs are made by the same code",
-    "same stop": "all runs stop at the same step, chosen before they ran",
-    "every seed once": "no two runs share a seed",
+    "same stop": "all runs stop at the same step, chosen before they ran, and come to it",
+    "not forced": "no run was ever resumed with --force",
+    "adds up": "metrics are there for every step, as they were written, and config, metrics, "
+    "checkpoint and result agree",
+    "every seed once": "no two runs share a seed, and none is a copy of another",
     "own machine": "a run has the machine to itself, for its seconds are compared",
     "significant": "the mean final loss is at or below the target at p < {alpha}",
+    "weights": f"a run's last weights have the losses it states, within {records.WITHIN:g} nats, "
+    "for machines round differently",
 }
 
 
@@ -60,6 +81,10 @@ class Submission(BaseModel, frozen=True):
     config_sha256: str  # of the experiment without the seed
     seeds: tuple[int, ...]
     date: str
+    # Entries made before these were kept do not have them.
+    test_mean: float | None = None  # the same weights on the test split
+    python: str | None = None  # of which a track of its library's text is made
+    evaluated: bool = False  # the weights gave the losses again where the runs were submitted
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -77,70 +102,135 @@ def _refuse(rule: str, found: str, **values: Any) -> RunError:
 
 
 def check(paths: Sequence[Path], alpha: float) -> Submission:
-    """The entry these runs make, or the first rule they break."""
-    runs = read_runs(paths)
-    if any(run.stopped_early for run in runs):
-        raise _refuse("same stop", "one of the runs was stopped before its end")
-    folders = [RunFolder(path) for path in paths]
-    configs = [folder.load_config() for folder in folders]
-    config, target = configs[0], configs[0].train.target
-    if len({other.track for other in configs}) > 1 or not target:
-        raise _refuse("one track", ", ".join(sorted({other.track for other in configs})))
-    for path, other in zip(paths, configs, strict=True):
-        for key, value, changed in differences(config, other, but=(SEED,)):
-            raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
-        if other.machine.jobs > 1:
-            raise _refuse("own machine", f"{path} was one of {other.machine.jobs} at a time")
-    _check_track(config)
+    """The entry these runs make, or the first rule they break; what costs most comes last."""
+    given_once(paths)
+    runs = [_read(path) for path in paths]
+    for run in runs:
+        if broken := records.broken(run):
+            raise _refuse(*broken)
+    _check_set(runs)
+    _check_track(runs[0])
+    here = False not in [_has_the_tracks_text(run) for run in runs]
     if alpha > LEVEL:
         raise _refuse("significant", f"--alpha {alpha} is weaker", alpha=LEVEL)
-    if config.train.stop != "steps":
-        raise _refuse("same stop", "train.stop = 'target' lets each run choose its own end")
-    places = []
-    for folder in folders:
-        place = Environment.read(folder.environment)
-        if place is None:
-            raise _refuse("same code", f"{folder.path} has no environment.json")
-        places.append(place)
-    codes = [place.code_sha256 or "unknown" for place in places]
-    for rule, values in (
-        ("same data", {run.dataset_fingerprint[:12] for run in runs}),
-        ("same code", {code[:12] for code in codes}),
-        ("same stop", {run.steps for run in runs}),
-    ):
-        if len(values) > 1 or "unknown" in values:
-            raise _refuse(rule, f"found {', '.join(map(str, sorted(values)))}")
-    seeds = [run.seed for run in runs]
-    if len(set(seeds)) < len(seeds):
-        raise _refuse("every seed once", f"seeds {', '.join(map(str, seeds))}")
-    verdict = verify([run.loss for run in runs], target, alpha=alpha)
+    first, target = runs[0], runs[0].config.train.target
+    verdict = verify([run.summary.loss for run in runs], target, alpha=alpha)
     if not verdict.holds:
         p = "undefined" if verdict.p is None else f"{verdict.p:.3g}"
         raise _refuse("significant", f"n = {verdict.n}, mean {verdict.mean}, p {p}", alpha=alpha)
+    for run in runs if here else ():
+        if broken := records.weights_broken(run):
+            raise _refuse(*broken)
+    tests = [tested(run.run) for run in runs] if here else []
+    losses = [test.loss for test in tests if test]
+    place = first.environment
     own = {
-        "train_seconds": fmean(run.train_seconds for run in runs),
-        "wall_seconds": fmean(run.wall_seconds for run in runs),
-        "machine": f"{places[0].gpu or places[0].cpu}, {places[0].cores} cores",
-        "code_sha256": codes[0],
-        "config_sha256": experiment_hash(config, but=(SEED,)),
-        "seeds": sorted(seeds),
+        "train_seconds": fmean(run.summary.train_seconds for run in runs),
+        "wall_seconds": fmean(run.summary.wall_seconds for run in runs),
+        "machine": f"{place.gpu or place.cpu}, {place.cores} cores",
+        "code_sha256": place.code_sha256,
+        "config_sha256": experiment_hash(first.config, but=(SEED,)),
+        "seeds": sorted(run.summary.seed for run in runs),
         "date": time.strftime("%Y-%m-%d"),
+        "test_mean": fmean(losses) if len(losses) == len(runs) else None,
+        "python": place.python,
+        "evaluated": here,
     }
     # The rest is the first run's, which it shares with the others, and the verdict's, by name.
-    return Submission.model_validate(runs[0].as_dict() | vars(verdict) | own)
+    return Submission.model_validate(first.summary.as_dict() | vars(verdict) | own)
 
 
-def _check_track(config: Config) -> None:
-    """A built-in track is held to its file; of a user's own track only its name is known here."""
+def _read(path: Path) -> Records:
     try:
-        layers = chain("track", config.track)
-    except ConfigError:
+        return records.read(RunFolder(path))
+    except SpeedrunError as error:
+        raise _refuse("whole records", str(error)) from None
+
+
+def _check_set(runs: Sequence[Records]) -> None:
+    """What the runs must share, and what they must not."""
+    first = runs[0].config
+    tracks = sorted({run.config.track for run in runs})
+    if len(tracks) > 1 or not first.train.target:
+        raise _refuse("one track", ", ".join(tracks))
+    if len(steps := {run.summary.steps for run in runs}) > 1:
+        raise _refuse("same stop", f"found {', '.join(map(str, sorted(steps)))}")
+    for run in runs:
+        path = run.run.path
+        for key, value, changed in differences(first, run.config, but=(SEED,)):
+            raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
+        if run.config.machine.jobs > 1:
+            raise _refuse("own machine", f"{path} was one of {run.config.machine.jobs} at a time")
+    codes = [run.environment.code_sha256 or "unknown" for run in runs]
+    for rule, values in (
+        ("same recipe", {run.config.recipe for run in runs}),
+        ("same data", {run.summary.dataset_fingerprint[:12] for run in runs}),
+        ("same code", {code[:12] for code in codes}),
+    ):
+        if len(values) > 1 or "unknown" in values:
+            raise _refuse(rule, f"found {', '.join(map(str, sorted(values)))}")
+    seeds = [run.summary.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise _refuse("every seed once", f"seeds {', '.join(map(str, seeds))}")
+    for one, other in combinations(runs, 2):
+        if same := _copied(one, other):
+            raise _refuse("every seed once", f"{one.run.path} and {other.run.path} have {same}")
+
+
+def _copied(one: Records, other: Records) -> str:
+    """What two runs share that runs of different seeds never do; nothing for honest ones."""
+    if one.summary.metrics_sha256 == other.summary.metrics_sha256:
+        return "the same metrics"
+    if one.saved.weights == other.saved.weights:
+        return "the same weights"
+    if one.summary.val_loss is not None and one.summary.val_loss == other.summary.val_loss:
+        return f"the same loss, {one.summary.val_loss}"
+    # A seed once more with another microbatch, say, rounds differently and is the same run.
+    pairs = zip(one.first_losses, other.first_losses, strict=False)
+    if all(abs(a - b) < ALIKE for a, b in pairs):
+        return f"the same training losses in the first {records.FEW} steps"
+    return ""
+
+
+def _check_track(run: Records) -> None:
+    """A built-in track is held to its file; of a user's own track only its name is known here."""
+    if run.config.track not in names("track"):
         return
-    found = experiment(config)
-    own = {key: value for layer in layers for key, value in layer.values.items()}
+    own, found = experiment(resolve(None, run.config.track).config), experiment(run.config)
     for key, value in own.items():
-        if key in TRACKS_OWN and found[key] != value:
+        held = key.partition(".")[0] in TRACKS_OWN and key not in RECIPES_OWN
+        if (held or key == TARGET) and found[key] != value:
             raise _refuse("the track's own", f"{key} is {found[key]!r}, not {value!r}")
+
+
+def _has_the_tracks_text(run: Records) -> bool:
+    """Whether this machine can tell; a run that it can tell is of other text is refused.
+
+    The text of a built-in track may be that of Python's own library. Then a run made with another
+    Python has another text, by right, which cannot be made here.
+    """
+    if run.config.track not in names("track"):
+        return True
+    own, path, text = resolve(None, run.config.track).config, run.run.path, "the track's text"
+    stated = run.summary.dataset_fingerprint
+    public = bool(own.data.dir)
+    try:
+        dataset = Dataset.open(find_dataset(run.config if public else own))
+        made = dataset.fingerprint
+    except SpeedrunError as error:
+        raise _refuse(text, f"it cannot be had here: {error}") from None
+    if public and dataset.manifest is not None:
+        raise _refuse(text, f"{path} is not of public shards, as {run.config.track} is")
+    if public or made == stated:  # everybody has as many public shards as he likes
+        return True
+    python, here = run.environment.python, platform.python_version()
+    if not run.config.data.dir and python and python != here:
+        return False
+    raise _refuse(
+        text,
+        f"{path} is of dataset {stated[:12]}, and {run.config.track} makes {made[:12]} here, with "
+        f"Python {here}",
+    )
 
 
 def read(file: Path) -> tuple[Submission, ...]:
@@ -154,6 +244,8 @@ def submit(paths: Sequence[Path], file: Path, alpha: float) -> Submission:
     """Check the runs and add their entry; the same entry is not added twice."""
     entry = check(paths, alpha)
     kept = [other for other in read(file) if other.identity != entry.identity]
-    entries = sorted([*kept, entry], key=lambda one: (one.track, one.train_seconds))
+    entries = sorted(
+        [*kept, entry], key=lambda one: (one.track, one.dataset_fingerprint, one.train_seconds)
+    )
     write_json(file, Leaderboard(entries=tuple(entries)).model_dump(mode="json"))
     return entry

@@ -9,6 +9,9 @@ one run, no sigma    no spread, so no test: t and p are null, the claim does not
 no variance          p is 0 below the target, 1 above, 0.5 on it; t is null, being infinite
 NaN or infinity      a diverged run counts: mean, t and p are null, the claim does not hold
 nothing to test      misuse: no run, an empty file, a missing column, text for a number
+several datasets     misuse: losses on different texts have no mean
+
+Beside the validation loss, which the runs were chosen by, stands that of the test split.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
-from speedrun.errors import ConfigError, RunError
+from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.science import stats
+from speedrun.science.records import UNFIT, unfit
+from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 
@@ -44,6 +50,7 @@ class Verdict:
     alpha: float
     sigma: float | None
     notes: tuple[str, ...]
+    test_mean: float | None = None  # loss of the same runs on the test split
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)
@@ -130,22 +137,31 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def read_runs(paths: Sequence[Path]) -> list[Summary]:
-    """The results of runs, each given once."""
-    found: dict[Path, Summary] = {}
+def given_once(paths: Sequence[Path]) -> None:
+    found: set[Path] = set()
     for path in paths:
         if path.resolve() in found:
             raise ConfigError(f"run {path} is given twice; each run counts once")
+        found.add(path.resolve())
+
+
+def read_runs(paths: Sequence[Path]) -> list[Summary]:
+    """The results of runs, each given once."""
+    given_once(paths)
+    found: list[Summary] = []
+    for path in paths:
         run = RunFolder(path)
         try:
             summary = run.read_summary()
         except RunError as error:  # exit code 1 says that the claim does not hold; this is misuse
             raise ConfigError(str(error)) from None
+        except RecursionError:
+            raise ConfigError(f"{run.summary} is nested too deeply to be read") from None
         if summary is None:
             what = "has not finished" if run.config.exists() else "is not a run folder"
             raise ConfigError(f"{path} {what}: it has no summary.json")
-        found[path.resolve()] = summary
-    return list(found.values())
+        found.append(summary)
+    return found
 
 
 def gather(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
@@ -154,6 +170,11 @@ def gather(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
     for path, run in zip(paths, runs, strict=True):
         if run.stopped_early:
             raise ConfigError(f"run {path} was stopped before its end; resume it, or leave it out")
+    if len(datasets := {run.dataset_fingerprint[:12] for run in runs}) > 1:
+        raise ConfigError(
+            "the runs are validated on different datasets, so their mean means nothing: "
+            f"{', '.join(sorted(datasets))}"
+        )
     recipes = sorted({run.recipe for run in runs})
     notes = []
     if len(recipes) > 1:
@@ -168,6 +189,31 @@ def gather(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
     if len({(run.recipe, run.seed) for run in runs}) < len(runs):
         notes.append("some runs share a seed; equal runs are not independent")
     return runs, notes
+
+
+class OnTest(NamedTuple):
+    """The mean loss on the test split; without one, why."""
+
+    mean: float | None = None
+    none: bool = False  # the dataset has no test split
+    failed: str = ""  # it could not be evaluated, because
+
+
+def on_the_test(paths: Sequence[Path]) -> OnTest:
+    """Each run is evaluated once, where its weights and its dataset are (`train/evaluate.py`)."""
+    losses = []
+    for path in paths:
+        try:
+            found = tested(RunFolder(path))
+        except SpeedrunError as error:
+            return OnTest(failed=str(error))
+        except UNFIT as error:
+            return OnTest(failed=unfit(RunFolder(path), error))
+        if found is None:
+            return OnTest(none=True)
+        losses.append(found.loss)
+    mean = fmean(losses)
+    return OnTest(mean) if math.isfinite(mean) else OnTest(failed="a loss on it is not finite")
 
 
 def common_target(runs: Sequence[Summary]) -> float:

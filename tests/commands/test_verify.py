@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from scipy import stats as reference
 
 from speedrun.commands.verify import leaderboard_command, submit_command, verify_command
 from speedrun.config.resolve import resolve, to_toml
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
-from speedrun.train.run import RunFolder
+from speedrun.files import write_json
+from speedrun.science.leaderboard import read, submit
 from tests.report.made import made_summary
+from tests.science.board import Board
+from tests.train.heard import train
 
 
 def run_folder(path: Path, loss: float | None, **changes: Any) -> Path:
@@ -81,6 +86,8 @@ def test_misuse_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     early = run_folder(tmp_path / "early", 3.27, stopped_early=True)
     damaged = run_folder(tmp_path / "damaged", 3.27)
     (damaged / "summary.json").write_text('{"val_loss": 3.2}')
+    nested = run_folder(tmp_path / "nested", 3.27)
+    (nested / "summary.json").write_text("[" * 100_000)
     (tmp_path / "file.csv").write_text("3.1\n")
     cases: list[tuple[list[Path], float | None, Path | None, str]] = [
         ([], 3.28, None, "either run folders or --losses"),
@@ -89,6 +96,7 @@ def test_misuse_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
         ([run, tmp_path / "." / "a"], 3.28, None, "given twice"),
         ([tmp_path], 3.28, None, "not a run folder"),
         ([early], 3.28, None, "stopped before its end"),
+        ([nested], 3.28, None, "summary.json is nested too deeply"),
         ([damaged], 3.28, None, "summary.json is not a run's summary: it has no 'recipe'"),
     ]
     for runs, target, losses, sentence in cases:
@@ -97,22 +105,115 @@ def test_misuse_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
         assert caught.value.exit_code == 2
 
 
-def test_submit_prints_the_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    board = tmp_path / "board.json"
-    leaderboard_command(file=board)
-    assert "the leaderboard is empty" in capsys.readouterr().out
-    runs = []
-    for seed, loss in enumerate((3.9, 3.91, 3.89)):
-        runs.append(run_folder(tmp_path / f"{seed}", loss, seed=seed, tokens=819_200))
-        config = resolve("modern", "nano", [f"train.seed={seed}"]).config
-        place = {"code_sha256": "c" * 64, "cpu": "abacus", "cores": 2}
-        RunFolder(runs[-1]).describe(config, place)
-    submit_command(runs=runs, file=board, alpha=0.01)
+def test_losses_on_different_datasets_have_no_mean(tmp_path: Path) -> None:
+    one = run_folder(tmp_path / "a", 3.27)
+    other = run_folder(tmp_path / "b", 3.27, seed=1, dataset_fingerprint="e" * 64)
+    with pytest.raises(ConfigError, match="validated on different datasets, so their mean") as it:
+        verify([one, other])
+    assert it.value.exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    return Board(tmp_path_factory.mktemp("board"))
+
+
+@pytest.fixture
+def board(made: Board) -> Iterator[Board]:
+    with made.tracks():
+        yield made
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_the_test_stands_beside_the_validation(board: Board, capsys: Captured) -> None:
+    assert verify(board.honest, None) == 0
     shown = capsys.readouterr().out
-    for words in ("nano", "modern", "819,200", "3.9000", "abacus, 2 cores"):
+    assert verify(board.honest, None, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    losses = [json.loads((run / "test.json").read_text())["loss"] for run in board.honest]
+    assert found["test_mean"] == pytest.approx(np.mean(losses))
+    assert (
+        f"test:                {found['test_mean']:.5f} (validation {found['mean']:.5f})" in shown
+    )
+
+
+def test_a_dataset_without_a_test_says_so(
+    tiny: Callable[..., Config], tmp_path: Path, capsys: Captured
+) -> None:
+    train(tiny("train.target=9.0"), tmp_path / "run")
+    verify([tmp_path / "run"], None)
+    assert "test:                none: the dataset has no test split" in capsys.readouterr().out
+    verify([tmp_path / "run"], None, as_json=True)
+    assert json.loads(capsys.readouterr().out)["test_mean"] is None
+
+
+def test_what_cannot_be_tested_is_a_note(board: Board, tmp_path: Path, capsys: Captured) -> None:
+    """Neither weights nor dataset are needed for a verdict."""
+    alone = run_folder(tmp_path / "alone", 3.27)
+    moved = Path(shutil.copytree(board.honest[0], tmp_path / "moved"))
+    (moved / "test.json").unlink(missing_ok=True)
+    text = (moved / "config.toml").read_text()
+    (moved / "config.toml").write_text(text.replace('dir = ""', 'dir = "/nowhere"'))
+    unlike = Path(shutil.copytree(board.honest[0], tmp_path / "unlike"))
+    (unlike / "test.json").unlink(missing_ok=True)
+    (unlike / "config.toml").write_text(text.replace("width = 32", "width = 64"))
+    for run, reason in (
+        (alone, "has no whole checkpoint"),
+        (moved, "there is no dataset folder /nowhere"),
+        (unlike, "do not fit its records"),
+    ):
+        assert verify([run], 9.0) == 1  # one run has no spread
+        shown = capsys.readouterr().out
+        assert "note: the test could not be evaluated: " in shown
+        assert reason in shown
+        verify([run], 9.0, as_json=True)
+        assert json.loads(capsys.readouterr().out)["test_mean"] is None
+
+
+def test_a_file_of_losses_has_no_test(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "file.csv").write_text("3.1\n3.2\n")
+    verify([], 3.28, tmp_path / "file.csv")
+    assert "test" not in capsys.readouterr().out
+
+
+def test_submit_prints_the_leaderboard(board: Board, tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "board.json"
+    leaderboard_command(file=file)
+    assert "the leaderboard is empty" in capsys.readouterr().out
+    submit_command(runs=board.honest, file=file, alpha=0.01)
+    shown = capsys.readouterr().out
+    (entry,) = read(file)
+    heading = f"track sums, dataset {entry.dataset_fingerprint[:12]}, Python {entry.python}\n"
+    assert shown.startswith(heading)
+    for words in ("modern", "4,096", f"{entry.mean:.4f}", f"{entry.test_mean:.4f}", entry.machine):
         assert words in shown
-    leaderboard_command(file=board)
+    leaderboard_command(file=file)
     assert capsys.readouterr().out == shown
-    board.write_text('{"entries": [{"track": "nano"}]}')
+    file.write_text('{"entries": [{"track": "nano"}]}')
     with pytest.raises(ConfigError, match=r"not a leaderboard: entries\[0\] has no 'recipe'"):
-        leaderboard_command(file=board)
+        leaderboard_command(file=file)
+
+
+def test_each_text_has_its_own_table(board: Board, tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "board.json"
+    mine = submit(board.honest, file, 0.01)
+    capsys.readouterr()
+    other = {"dataset_fingerprint": "f" * 64, "python": "3.99.1", "evaluated": False}
+    entries = [
+        mine.model_copy(update={**other, "test_mean": None, "recipe": "another"}),
+        mine,
+        mine.model_copy(update={"track": "a", "recipe": "untested", "test_mean": None}),
+        mine.model_copy(update={"recipe": "slower", "train_seconds": 999.0}),
+    ]
+    write_json(file, {"entries": [entry.model_dump(mode="json") for entry in entries]})
+    leaderboard_command(file=file)
+    first, second, third = capsys.readouterr().out.split("\n\n")
+    assert first.startswith("track a, dataset ")
+    assert " none " in first
+    assert second.startswith(f"track sums, dataset {mine.dataset_fingerprint[:12]}, Python 3.")
+    assert second.index("modern") < second.index("slower")
+    assert third.startswith("track sums, dataset ffffffffffff, Python 3.99.1\n")
+    assert "its weights were not evaluated" in third
+    assert "unknown" not in first + second

@@ -1,0 +1,324 @@
+"""Whether what a run wrote down is whole, hangs together and is borne out by its weights.
+
+A run's result is `summary.json`, and everybody can edit a file. So the leaderboard believes none of
+it by itself: the summary must follow from the metrics, the metrics from the config, and the loss
+from the weights. These are the rules that need no other run; `leaderboard.py` has those over a set
+of runs, and the text of all of them.
+
+What this cannot see: somebody who writes config, metrics, summary, checkpoint and all their hashes
+anew, consistently, around weights that do have the loss they state. Only training again would tell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+
+from speedrun.config.schedule import settings_at
+from speedrun.config.schema import Config
+from speedrun.data.splits import TEST, VAL
+from speedrun.errors import RunError, SpeedrunError
+from speedrun.train import checkpoint
+from speedrun.train.crossing import Crossing, Look, crossing
+from speedrun.train.evaluate import evaluate, tested
+from speedrun.train.run import RunFolder
+from speedrun.train.summary import Environment, Summary, validated
+
+WITHIN = 2e-3  # nats: CPUs of different makes, and GPUs, round differently
+ROUNDED = 1e-6  # seconds: the log keeps six digits
+# What evaluating raises, besides our own, where weights, config and dataset are not of one run.
+UNFIT = (RuntimeError, SafetensorError, OSError, KeyError)
+FEW = 10  # first steps, whose losses tell seeds apart
+
+
+class Broken(NamedTuple):
+    """A rule of the leaderboard's, by name, and what was found."""
+
+    rule: str
+    found: str
+
+
+class _Row(BaseModel):
+    """A row of metrics, of which only what is checked is read."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+    step: int
+
+
+class _Begun(_Row):
+    dataset_fingerprint: str
+
+
+class _Trained(_Row):
+    tokens: int
+    seconds: float
+    loss: float | None
+    lr_multiplier: float
+
+
+class _Validated(_Row):
+    tokens: int
+    seconds: float
+    wall_seconds: float
+    loss: float | None
+    val_tokens: int
+
+
+class _Rewound(_Row):
+    from_step: int
+
+
+class _Ended(_Row):
+    code: int
+
+
+ROWS: dict[str, type[_Row]] = {
+    "start": _Begun, "resume": _Begun, "train": _Trained, "val": _Validated, "rewind": _Rewound,
+    "end": _Ended,
+}  # fmt: skip
+END = b'{"kind": "end"'
+
+
+class _SavedProgress(BaseModel, strict=True):
+    seconds: float
+    val_loss: float | None
+    forced: list[str]
+
+
+class Saved(BaseModel, strict=True):
+    """What the last checkpoint says of itself."""
+
+    step: int
+    dataset_fingerprint: str
+    sha256: dict[str, str]
+    progress: _SavedProgress
+
+    @property
+    def weights(self) -> str:
+        return self.sha256.get(checkpoint.MODEL, "")
+
+
+@dataclass(frozen=True)
+class Records:
+    """All that a run wrote down but for its metrics."""
+
+    run: RunFolder
+    config: Config
+    summary: Summary
+    environment: Environment
+    saved: Saved
+    forced: list[str]  # by forced.json, the summary or the checkpoint
+
+    @property
+    def first_losses(self) -> list[float]:
+        """Of training, which a seed decides; a loss that was not finite counts as 0."""
+        rows = [row for row in _read_rows(self.run) if isinstance(row, _Trained)]
+        return [row.loss or 0.0 for row in rows[:FEW]]
+
+
+def read(run: RunFolder) -> Records:
+    """A RunError says in a sentence which file is missing or damaged."""
+    try:
+        summary = run.read_summary()
+        if summary is None:
+            what = "has not finished" if run.config.exists() else "is not a run folder"
+            raise RunError(f"{run.path} {what}: it has no summary.json")
+        config, place = run.load_config(), Environment.read(run.environment)
+        if place is None:
+            raise RunError(f"{run.path} has no environment.json")
+        found, damaged = checkpoint.latest(run.checkpoints)
+        if damaged or found is None:
+            raise RunError(damaged[0] if damaged else f"{run.path} has no checkpoint")
+        saved = validated(
+            Saved, found.meta, found.folder / checkpoint.META, "a checkpoint's record"
+        )
+        forced = [*summary.forced, *run.read_forced(), *saved.progress.forced]
+    except OSError as error:
+        raise RunError(f"{run.path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise RunError(f"{run.path} holds JSON that is nested too deeply to be read") from None
+    return Records(run, config, summary, place, saved, forced)
+
+
+def broken(records: Records) -> Broken | None:
+    """The first rule that a run's records break, of those that cost no evaluation."""
+    path, summary = records.run.path, records.summary
+    if summary.stopped_early or summary.exit_code:
+        return Broken("same stop", f"{path} was stopped before its end")
+    if records.config.train.stop != "steps":
+        return Broken("same stop", "train.stop = 'target' lets each run choose its own end")
+    if records.forced:
+        return Broken("not forced", f"{path} was, {records.forced[0]}")
+    for problem in _contradictions(records):
+        return Broken("adds up", f"{path}: {problem}")
+    return None
+
+
+def weights_broken(records: Records) -> Broken | None:
+    """Evaluate the last weights on the validation text again: seconds a run, so this comes last.
+
+    A test that was made before is made again too, for the board shows it. The first is `tested`'s.
+    """
+    run, summary, again = records.run, records.summary, None
+    try:
+        result = evaluate(run, VAL)
+        before = tested(run) if run.test.exists() else None
+        if before:
+            again = evaluate(run, TEST)
+    except SpeedrunError as error:
+        return Broken("weights", f"{run.path} cannot be evaluated here: {error}")
+    except UNFIT as error:
+        return Broken("weights", unfit(run, error))
+    if result is None or result.tokens != summary.val_tokens:
+        tokens = result.tokens if result else 0
+        return Broken("weights", f"{run.path} is validated on {tokens:,} tokens here")
+    pairs = [("validation", result.loss, "summary", summary.loss)]
+    if before and again:
+        pairs.append(("test", again.loss, "test", before.loss))
+    for what, found, name, stated in pairs:
+        if not abs(found - stated) <= WITHIN:  # NaN is not within anything
+            loss = f"{found:.4f}, and {name}.json states {stated:.4f}"
+            return Broken("weights", f"the weights of {run.path} have a {what} loss of {loss}")
+    return None
+
+
+def unfit(run: RunFolder, error: Exception) -> str:
+    """A sentence for what torch and safetensors say of weights that are not the config's."""
+    reason = " ".join(str(error).split())[:200]
+    return f"the weights of {run.path} do not fit its records: {reason}"
+
+
+def _contradictions(records: Records) -> Iterator[str]:
+    """What does not add up: summary with config and checkpoint, then with the metrics."""
+    config, summary, saved = records.config, records.summary, records.saved
+    for name, stated, other, where in (
+        ("recipe", summary.recipe, config.recipe, "config.toml"),
+        ("track", summary.track, config.track, "config.toml"),
+        ("seed", summary.seed, config.train.seed, "config.toml"),
+        ("target", summary.target, config.train.target or None, "config.toml"),
+        ("steps", summary.steps, config.steps, "config.toml"),
+        ("tokens", summary.tokens, config.steps * config.batch.tokens, "config.toml"),
+        ("steps", summary.steps, saved.step, "the last checkpoint"),
+        ("val_loss", summary.val_loss, saved.progress.val_loss, "the last checkpoint"),
+        ("train_seconds", summary.train_seconds, saved.progress.seconds, "the last checkpoint"),
+        ("dataset_fingerprint", summary.dataset_fingerprint, saved.dataset_fingerprint,
+         "the last checkpoint"),
+    ):  # fmt: skip
+        if stated != other:
+            yield f"{name} is {stated!r} by summary.json and {other!r} by {where}"
+    digest = records.run.metrics_digest() if records.run.metrics.is_file() else None
+    if digest is None:
+        yield "metrics.jsonl is missing, or has no row of the run's end"
+    elif digest != summary.metrics_sha256:
+        yield "metrics.jsonl does not have the SHA-256 that summary.json states"
+    try:
+        rows = _read_rows(records.run)
+    except RunError as error:
+        yield str(error)
+    else:
+        yield from _wrong_rows(rows, config, summary)
+
+
+def _read_rows(run: RunFolder) -> list[_Row]:
+    """The rows of metrics that are checked, up to the run's end; no line may be damaged there."""
+    lines = run.metrics.read_bytes().splitlines() if run.metrics.is_file() else []
+    last = max((i for i, line in enumerate(lines) if line.startswith(END)), default=-1)
+    rows: list[_Row] = []
+    for number, line in enumerate(lines[: last + 1], 1):
+        try:
+            found = json.loads(line)
+            model = ROWS.get(found["kind"])
+            if model:
+                rows.append(model.model_validate(found))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            why = "cannot be used"
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                why = f"has no usable {'.'.join(map(str, first['loc']))!r}"
+            raise RunError(f"line {number} of metrics.jsonl {why}") from None
+    return rows
+
+
+def _wrong_rows(rows: Sequence[_Row], config: Config, summary: Summary) -> Iterator[str]:
+    """The story of a run once more: every row follows from those before it, the result from all."""
+    if not rows or not isinstance(rows[0], _Begun):
+        yield "its metrics do not begin with a start"
+    at, seconds, end = 0, 0.0, None
+    looks: list[_Validated] = []
+    for row in rows:
+        if isinstance(row, _Begun):
+            if row.dataset_fingerprint != summary.dataset_fingerprint:
+                then = row.dataset_fingerprint[:12]
+                yield (
+                    f"from step {row.step} it was trained on dataset {then}, not on "
+                    f"{summary.dataset_fingerprint[:12]}"
+                )
+            if row.step != at:
+                yield f"it goes on from step {row.step} when {at} steps are done"
+        elif isinstance(row, _Rewound):
+            if row.from_step != at or not 0 < row.step < at:
+                yield f"it goes back from step {row.from_step} when {at} steps are done"
+            at = row.step  # what was logged after it counts no more
+            looks = [look for look in looks if look.step <= at]
+        elif isinstance(row, _Trained):
+            if row.step != at + 1:
+                yield f"the row of step {at + 1} is missing: after step {at} comes {row.step}"
+            if row.tokens != row.step * config.batch.tokens:
+                yield f"step {row.step} stands at {row.tokens:,} tokens"
+            if row.seconds < seconds:
+                yield f"the clock falls from {seconds} to {row.seconds} s at step {row.step}"
+            if row.lr_multiplier != settings_at(config, at).learning_rate_multiplier:
+                yield f"step {row.step} has another learning rate than its config gives it"
+            at, seconds = row.step, row.seconds
+        elif isinstance(row, _Validated):
+            # The validation of step 0 is made after step 1 (train/loop.py).
+            here = at if row.step or at != 1 else 0
+            if row.step != here or (looks and row.step <= looks[-1].step):
+                yield f"it is validated at step {row.step} when {at} steps are done"
+            looks.append(row)
+        elif isinstance(row, _Ended):
+            end = row
+    if end is None or end is not rows[-1] or end.code or end.step != config.steps:
+        yield "its metrics do not end with the last step and exit code 0"
+    if at != config.steps:
+        yield f"its metrics end at step {at}, its config at {config.steps}"
+    if abs(seconds - summary.train_seconds) > ROUNDED:
+        yield f"its last step ends at {seconds} s, and train_seconds is {summary.train_seconds}"
+    if not looks or looks[-1].step != config.steps:
+        yield "it was not validated at the last step"
+    elif (looks[-1].loss, looks[-1].val_tokens) != (summary.val_loss, summary.val_tokens):
+        last = f"{looks[-1].loss} on {looks[-1].val_tokens} tokens"
+        yield f"its last validation gave {last}, its summary {summary.val_loss}"
+    yield from _wrong_crossing(looks, config, summary)
+
+
+def _wrong_crossing(looks: Sequence[_Validated], config: Config, summary: Summary) -> Iterator[str]:
+    """Where the validations cross the target, against what the summary says of it."""
+    target, batch = config.train.target, config.batch.tokens
+    found: Crossing | None = None
+    below: int | None = None
+    before: Look | None = None
+    for row in looks:
+        now = Look(row.step, row.loss, row.seconds, row.wall_seconds)
+        if target and row.loss is not None and row.loss <= target:
+            found, below = crossing(before, now, target), row.step * batch
+            break
+        before = now
+    stated = (summary.reached_target, summary.tokens_to_target, summary.cell_steps,
+              summary.first_validation_tokens)  # fmt: skip
+    crossed = (True, found.tokens(batch), found.cell, below) if found else (False, None, None, None)
+    if stated != crossed:
+        yield (
+            f"its validations reach the target after {crossed[1]} tokens, and tokens_to_target is "
+            f"{stated[1]}"
+        )
+    elif found and not abs(found.seconds - (summary.seconds_to_target or 0.0)) <= ROUNDED:
+        yield (
+            f"its validations reach the target after {found.seconds:.6f} s, and seconds_to_target "
+            f"is {summary.seconds_to_target}"
+        )
