@@ -277,7 +277,7 @@ Jobs = Annotated[
     int | None,
     typer.Option(
         help="Runs at a time, which then share the cores and compare no seconds; 0: one a core. "
-        "Default: 1 in a race, 0 in an ablation, or as it was begun.",
+        "Default: 1 in a race, 0 in an ablation or a tuning, or as it was begun.",
         min=0,
         show_default=False,
     ),
@@ -311,7 +311,7 @@ def race(
     )  # fmt: skip
 
 
-def _switches(incomplete: str) -> list[str]:
+def _keys(incomplete: str) -> list[str]:
     from speedrun.config.resolve import describe
 
     return [f"{key}=" for key in describe() if key.startswith(incomplete)]
@@ -325,7 +325,7 @@ def ablate(
     until: UntilOption = None,
     switch: Annotated[
         list[str] | None,
-        typer.Option(help="key=value; without: every technique off.", autocompletion=_switches),
+        typer.Option(help="key=value; without: every technique off.", autocompletion=_keys),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
     alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,
@@ -339,6 +339,40 @@ def ablate(
     ablate_command(
         recipe=recipe, track=track, seeds=seeds, until=until or [], switches=switch or [], out=out,
         alpha=alpha, margin=margin, jobs=jobs, overrides=override or [],
+    )  # fmt: skip
+
+
+@app.command(
+    epilog="Example:  speedrun tune modern --over optimizer.hidden.lr=0.0003..0.01:log --budget 12"
+)
+def tune(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
+    budget: Annotated[
+        str, typer.Option(help="Trials (12), the recipe as it stands included, or a time (30m).")
+    ],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="KEY=LOW..HIGH, with :log after it on a log scale; may be given several times. "
+            "Default: the rates of the hidden matrices (1/6 to 6 times) and the head (1/4 to 4).",
+            autocompletion=_keys,
+            show_default=False,
+        ),
+    ] = None,
+    track: Track = "nano",
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each trial, with seeds 1000, 1001, ...", min=1)
+    ] = 1,
+    out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/tuning"),
+    jobs: Jobs = None,
+    override: SetOverrides = None,
+) -> None:
+    """Search the best values of a recipe's keys on seeds and rows that no race uses."""
+    from speedrun.commands.tune import tune_command
+
+    tune_command(
+        recipe=recipe, track=track, over=over or [], budget=budget, seeds=seeds, out=out, jobs=jobs,
+        overrides=override or [],
     )  # fmt: skip
 
 
@@ -365,14 +399,14 @@ def verify_claim(
 
 @app.command(epilog="Example:  speedrun report races/race --out race.html")
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, races or ablations.")],
+    paths: Annotated[list[Path], typer.Argument(help="Runs, races, ablations or tunings.")],
     out: Annotated[Path | None, typer.Option(help="The page; default: report.html.")] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve it live on this machine only.")
     ] = False,
     port: Annotated[int, typer.Option(help="Port for --watch.", min=0, max=65535)] = 8765,
 ) -> None:
-    """Draw runs, a race or an ablation as one page that needs no network."""
+    """Draw runs, a race, an ablation or a tuning as one page that needs no network."""
     from speedrun.commands.report import report_command
 
     report_command(paths=paths, out=out, watch=watch, port=port)

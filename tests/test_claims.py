@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from speedrun.cli import app
 from speedrun.commands.bench import BENCHES, print_figures
 from speedrun.commands.race import print_ablation, print_race
+from speedrun.commands.tune import print_tuning
 from speedrun.science.committed import COMMITTED
 from speedrun.science.jobs import Job
-from speedrun.science.results import Race, read_result
+from speedrun.science.results import Race, Tuning, read_result
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "CLAIMS.md"
@@ -34,6 +35,8 @@ def printed(path: Path) -> str:
             print_figures(json.loads(path.read_text()))
         elif isinstance(result := read_result(path), Race):
             print_race(result)
+        elif isinstance(result, Tuning):
+            print_tuning(result)
         else:
             print_ablation(result)
     return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())

@@ -15,9 +15,9 @@ from speedrun.terminal.console import size_text
 def report_command(
     *, paths: Sequence[Path], out: Path | None, watch: bool, port: int = 8765
 ) -> None:
-    """Paths are run folders, folders of runs, race or ablation results, in the order to show."""
+    """Paths are run folders, folders of runs, results of races and so on, in the order to show."""
     if not paths:
-        raise ConfigError("report needs a run folder, a race or an ablation")
+        raise ConfigError("report needs a run folder, a race, an ablation or a tuning")
     inputs = read_inputs(paths)
     if watch:
         if out is not None:
@@ -28,7 +28,7 @@ def report_command(
             server.serve_forever()
         return
     out = out or Path("report.html")
-    page = build_page(inputs.runs, inputs.race, inputs.ablation)
+    page = build_page(inputs.runs, inputs.race, inputs.ablation, inputs.tuning)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -83,7 +83,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def _check_known(key: str, origin: str) -> None:
+def check_known(key: str, origin: str) -> None:
+    """Refuse a key that is no setting; `origin` says where it stands."""
     known = describe()
     if key in ("recipe", "track"):
         raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting")
@@ -96,11 +97,12 @@ def _check_known(key: str, origin: str) -> None:
         raise ConfigError(f"{key!r} ({origin}) is a table; set one of {', '.join(inside)}")
     last = key.rpartition(".")[2]
     same_last = [name for name in known if name.rpartition(".")[2] == last]
-    near = same_last or get_close_matches(key, known, n=1, cutoff=0.0)
+    near = get_close_matches(key, same_last or known, n=1, cutoff=0.0)
     raise ConfigError(f"unknown key {key!r} ({origin}); nearest known: {near[0]!r}")
 
 
-def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as the tables of a recipe."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *path, last = key.split(".")
@@ -129,6 +131,30 @@ class Scaling(Section):
             return max(1, round(scaled)) if value else 0
         return scaled
 
+    def inverse(self, found: float) -> float:
+        """The number that is read as `found`; a whole one for a whole one."""
+        if self.factor <= 0 or self.power == 0:
+            raise ConfigError(f"the scale of {self.of!r} cannot be undone: {self!r}")
+        value: float = (found / self.factor) ** (1 / self.power)
+        if not isinstance(found, int):
+            return value
+        whole = round(value)
+        if self(whole) != found:
+            raise ConfigError(f"{self.of} = {found} cannot be stated: no whole number scales to it")
+        return whole
+
+
+def read_scaling(key: str, written: Any, origin: str) -> Scaling:
+    """What the file `origin` says in its [scale] about a key."""
+    table = written if isinstance(written, dict) else {"factor": written}
+    try:
+        return Scaling.model_validate({"of": key, **table})
+    except ValidationError:
+        raise ConfigError(
+            f"scale of {key!r} ({origin}) must be a factor or a table of of, factor and power, "
+            f"not {written!r}"
+        ) from None
+
 
 @dataclass(frozen=True)
 class _Stack:
@@ -139,21 +165,14 @@ class _Stack:
 
     def lay(self, items: Iterable[tuple[str, Any]], source: str) -> None:
         for key, value in items:
-            _check_known(key, source)
+            check_known(key, source)
             self.values[key], self.origin[key] = value, source
 
     def scale(self, key: str, written: Any, track: str) -> None:
         """Only what a recipe states is read anew; defaults have no size of their own."""
-        table = written if isinstance(written, dict) else {"factor": written}
-        try:
-            scaling = Scaling.model_validate({"of": key, **table})
-        except ValidationError:
-            raise ConfigError(
-                f"scale of {key!r} ({track}) must be a factor or a table of of, factor and power, "
-                f"not {written!r}"
-            ) from None
+        scaling = read_scaling(key, written, track)
         for known in (key, scaling.of):
-            _check_known(known, f"scale of {track}")
+            check_known(known, f"scale of {track}")
         if scaling.of in self.values:
             self.values[key] = scaling(self.values[scaling.of])
             named = "" if scaling.of == key else f"{scaling.of} of "
@@ -164,7 +183,7 @@ class _Stack:
 
 def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     try:
-        return Config.model_validate(_nest(values))
+        return Config.model_validate(nest(values))
     except ValidationError as error:
         first = error.errors()[0]
         parts = [str(part) for part in first["loc"]]
@@ -200,6 +219,26 @@ def resolve(
     stack.lay(map(parse_override, overrides), "override")
     stack.lay((options or {}).items(), "option")
     return Resolved(_validate(stack.values, stack.origin), stack.origin)
+
+
+def recipe_value(key: str, value: float, track: str) -> float:
+    """What a recipe states for `track` to read it as `value`: the track's scaling backwards.
+
+    Refused where no recipe decides: the track sets the key, or derives one key from another.
+    """
+    for layer in reversed(chain("track", track)):
+        if key in layer.values:
+            raise ConfigError(f"{key} is not for a recipe to decide: {layer.origin} sets it")
+        for scaled, written in layer.notes.get("scale", {}).items():
+            scaling = read_scaling(scaled, written, layer.origin)
+            if key in (scaled, scaling.of) and scaled != scaling.of:
+                raise ConfigError(
+                    f"{key} cannot be stated by itself: {layer.origin} makes {scaled} of "
+                    f"{scaling.of}, so the one does not go without the other"
+                )
+            if key == scaled:
+                value = scaling.inverse(value)
+    return value
 
 
 def change(config: Config, overrides: Sequence[str], options: Mapping[str, Any]) -> Resolved:

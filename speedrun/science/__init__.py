@@ -1,1 +1,1 @@
-"""Does it help? Races, ablations and verification: equal data, several seeds, an interval."""
+"""Does it help? Races, ablations, tuning, verification: equal data, several seeds, an interval."""

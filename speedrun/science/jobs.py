@@ -1,4 +1,4 @@
-"""The runs that a race or an ablation needs: made once, resumed when killed, never repeated.
+"""The runs of a race, an ablation or a tuning: made once, resumed when killed, never repeated.
 
 The folder of a run carries a hash of its experiment, the machine's settings (seconds are compared
 too), the code and the dataset, so the same command finds what is finished and goes on with what was
@@ -32,7 +32,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary
 
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
-TERMINATED = 128 + signal.SIGTERM  # the exit code of a run that was asked to stop
+TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)  # asked to stop: able to save, not yet able
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def plan_jobs(
 
 
 def refuse_own_keys(words: Sequence[str], keys: Sequence[str]) -> None:
-    """Keys that the race or ablation sets itself."""
+    """Keys that the race, ablation or tuning sets itself."""
     for word in words:
         key, _ = parse_override(word)
         if key in keys:
@@ -98,7 +98,7 @@ def common_dataset(jobs: Sequence[Job]) -> str:
 
 
 class RunSet:
-    """The runs of one race or ablation under `root`, all on one dataset and by one code."""
+    """The runs of one race, ablation or tuning under `root`, all on one dataset and by one code."""
 
     def __init__(self, root: Path, dataset_fingerprint: str) -> None:
         self.root = root
@@ -113,30 +113,39 @@ class RunSet:
         summary = self.folder(job).readable_summary()
         return None if summary is None or summary.stopped_early else summary
 
+    def diverged(self, job: Job) -> bool:
+        """It gave up since its loss stayed not finite, as it would again."""
+        return bool(self.folder(job).read_metrics("gave_up"))
+
     def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Entry]:
         """Make what is missing; entries come in the order of `jobs`, whichever run ends first."""
         return [entry for entry in self.run_until(jobs, say) if entry is not None]
 
     def run_until(
-        self, jobs: Sequence[Job], say: Callable[[str], None], deadline: float | None = None
+        self,
+        jobs: Sequence[Job],
+        say: Callable[[str], None],
+        deadline: float | None = None,
+        *,
+        may_diverge: bool = False,
     ) -> list[Entry | None]:
         """The same, with None for what was not made by the deadline, of `time.monotonic`.
 
         After a failure no run is begun, and those under way come to their end, to be found by the
         next attempt. A signal and the deadline end all of them, each with a checkpoint to go on
-        from.
+        from. A run that `may_diverge` and gave up has an entry without a loss, and is no failure.
         """
         at_once = max(job.config.machine.jobs for job in jobs)
         texts = [f"[{i}/{len(jobs)}] {job.label}, seed {job.seed}" for i, job in enumerate(jobs, 1)]
-        found: dict[int, Summary] = {}
+        found: dict[int, Summary | None] = {}  # None: it diverged
         failures: list[RunError] = []
 
         def collect(children: Children) -> None:
             number, child = children.wait(deadline)
-            if children.asked or (children.late and child.poll() == TERMINATED):
+            if children.asked or (children.late and child.poll() in TERMINATED):
                 return
             try:
-                found[number] = summary = self._result(jobs[number], child)
+                found[number] = summary = self._result(jobs[number], child, may_diverge)
                 say(f"{texts[number]}: {_result_text(summary, at_once)}")
             except RunError as error:
                 failures.append(error)
@@ -145,8 +154,9 @@ class RunSet:
 
         with Children() as children:
             for number, job in enumerate(jobs):
-                if summary := self.finished(job):
-                    say(f"{texts[number]}: found finished")
+                summary = self.finished(job)
+                if summary or (may_diverge and self.diverged(job)):
+                    say(f"{texts[number]}: found {'finished' if summary else 'diverged'}")
                     found[number] = summary
                     continue
                 while len(children.running) >= at_once:
@@ -179,9 +189,10 @@ class RunSet:
         return [*words, "--run", str(run.path), "--checkpoint-every", CHECKPOINT_EVERY,
                 "--keep", "1", "--sample-tokens", "0"]  # fmt: skip
 
-    def _result(self, job: Job, child: Child) -> Summary:
+    def _result(self, job: Job, child: Child, may_diverge: bool) -> Summary | None:
         summary, code = self.finished(job), child.poll()
-        if code != 0 or summary is None:
+        gave_up = may_diverge and self.diverged(job)
+        if not gave_up and (code != 0 or summary is None):
             raise RunError(
                 f"the run of {job.label} with seed {job.seed} failed with exit code {code}: "
                 f"{child.last_words()}"
@@ -203,15 +214,16 @@ class RunSet:
                 "again: what is finished and unchanged is kept"
             )
 
-    def _entry(self, job: Job, summary: Summary) -> Entry:
-        """What the summary says under the same names, and which run it was."""
+    def _entry(self, job: Job, summary: Summary | None) -> Entry:
+        """What the summary says under the same names, and which run it was; None: it diverged."""
         own: dict[str, Any] = {
             "recipe": job.label,
+            "seed": job.seed,
             "run": str(self.folder(job).path.relative_to(self.root)),
         }
         if job.config.machine.jobs > 1:
             own |= dict.fromkeys(TIMES)
-        return Entry.model_validate(summary.as_dict() | own)
+        return Entry.model_validate((summary.as_dict() if summary else {}) | own)
 
 
 def _identity(config: Config) -> dict[str, Any]:
@@ -219,7 +231,9 @@ def _identity(config: Config) -> dict[str, Any]:
     return all_values(config, but=("data.dir",))
 
 
-def _result_text(summary: Summary, at_once: int) -> str:
+def _result_text(summary: Summary | None, at_once: int) -> str:
+    if summary is None:
+        return "diverged"
     loss = summary.val_loss
     text = "validation not finite" if loss is None else f"validation {loss:.4f}"
     text += f" after {summary.tokens:,} tokens"

@@ -1,4 +1,4 @@
-"""race.json and ablation.json: what a race or an ablation found, written once and read back.
+"""race.json, ablation.json and tune.json: what was found, written once and read back.
 
 Files of others are welcome: whatever has a default here may be missing. The statistics in race.json
 are for its readers; here they always follow from the entries.
@@ -6,6 +6,7 @@ are for its readers; here they always follow from the entries.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from speedrun.errors import ConfigError
 from speedrun.files import write_json
 from speedrun.science.compare import METRICS, Entry, Row, comparable, statistics
 from speedrun.science.sequential import Verdict
+from speedrun.science.space import Budget, Range, Value
 from speedrun.train.summary import read_json, validated
 
 
@@ -97,11 +99,75 @@ class Ablation(BaseModel, frozen=True):
         write_json(path, self.model_dump(mode="json"))
 
 
-def read_result(path: Path) -> Race | Ablation:
+class Trial(BaseModel, frozen=True):
+    """One point of a search with the final losses of its runs, one a seed."""
+
+    number: int  # 0: the recipe as it stands
+    values: dict[str, Value]
+    box: float | None = None  # the share of each range that it was taken from
+    losses: tuple[float | None, ...]  # None: not finite
+    loss: float | None  # their mean
+    diverged: bool = False  # a loss was not finite, so the trial is worse than any other
+    runs: tuple[str, ...] = ()  # folders relative to the file
+
+
+class Tuning(BaseModel, frozen=True):
+    """What a search cost, where it looked, on which seeds and rows, and all it tried."""
+
+    kind: str = "tuning"
+    recipe: str
+    track: str
+    over: tuple[Range, ...]
+    budget: Budget
+    seconds: float | None = None  # of a budget of time: how much of it is gone
+    seeds: tuple[int, ...]
+    rows: str  # of validation, apart from those of a race
+    settings: tuple[str, ...] = ()  # overrides key=value of every run
+    jobs: int = 1  # runs at a time
+    command: str | None = None
+    dataset_fingerprint: str | None = None
+    file: str  # the recipe that states the best values, relative to this file
+    trials: tuple[Trial, ...]
+    stopped: int = 0  # trials that were under way when the time was over
+    best: int | None = None  # number of the trial with the lowest loss; None: all diverged
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(run for trial in self.trials for run in trial.runs)
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The best first; the earlier of equals, so that values are changed for a reason."""
+        return sorted(self.trials, key=lambda one: math.inf if one.loss is None else one.loss)
+
+    @property
+    def best_trial(self) -> Trial | None:
+        return next((trial for trial in self.trials if trial.number == self.best), None)
+
+    @property
+    def as_it_stands(self) -> Trial | None:
+        """The recipe itself, unless the time was over before it had come to its end."""
+        return next((trial for trial in self.trials if trial.number == 0), None)
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """Keys whose best value lies at the end of its range, or outside of it."""
+        if self.best_trial is None:
+            return ()
+        values = self.best_trial.values
+        return tuple(one.key for one in self.over if one.at_edge(values[one.key]))
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.model_dump(mode="json"))
+
+
+def read_result(path: Path) -> Race | Ablation | Tuning:
     found = read_json(path, ConfigError)
-    what = "a result of a race or an ablation"
-    if isinstance(found, dict) and isinstance(found.get("entries"), list):
-        return validated(Race, found, path, what, ConfigError)
-    if isinstance(found, dict) and isinstance(found.get("effects"), list):
-        return validated(Ablation, found, path, what, ConfigError)
-    raise ConfigError(f"{path} is not {what}: it has no list of entries or effects")
+    what = "a result of a race, an ablation or a tuning"
+    kinds: dict[str, type[Race | Ablation | Tuning]] = {
+        "entries": Race, "effects": Ablation, "trials": Tuning,
+    }  # fmt: skip
+    for key, kind in kinds.items():
+        if isinstance(found, dict) and isinstance(found.get(key), list):
+            return validated(kind, found, path, what, ConfigError)
+    raise ConfigError(f"{path} is not {what}: it has no list of entries, effects or trials")

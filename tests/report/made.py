@@ -7,8 +7,12 @@ from typing import Any
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
+from speedrun.science.results import Trial, Tuning
+from speedrun.science.space import Budget, Range
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
+
+HEAD = Range.parse("optimizer.head.lr=0.001..0.1:log")
 
 
 def made_config(*overrides: str, recipe: str = "modern", track: str = "nano") -> Config:
@@ -60,3 +64,21 @@ def made_run(
     run.write_summary(made_summary(steps=config.steps, val_loss=loss, recipe=config.recipe,
                                    tokens_per_second=16384.0))  # fmt: skip
     return run
+
+
+def made_tuning(**stated: Any) -> Tuning:
+    """A search of four trials, the third the best and the last diverged."""
+    trials = [
+        (0, 0.008, (4.0, 4.2), 4.1), (1, 0.02, (3.9, 4.0), 3.95), (2, 0.0989, (3.8, 3.9), 3.85),
+        (3, 0.05, (None, 4.0), None),
+    ]  # fmt: skip
+    facts: dict[str, Any] = {
+        "recipe": "modern", "track": "nano", "over": (HEAD,), "budget": Budget(trials=4),
+        "seeds": (1000, 1001), "rows": "between", "file": "modern-tuned.toml", "best": 2,
+        "trials": tuple(
+            Trial(number=number, values={HEAD.key: value}, box=1.0 if number else None,
+                  losses=losses, loss=loss, diverged=loss is None)
+            for number, value, losses, loss in trials
+        ),
+    }  # fmt: skip
+    return Tuning(**(facts | stated))

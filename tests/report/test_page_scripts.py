@@ -15,7 +15,7 @@ from speedrun.report.page.build import render
 from speedrun.report.page.bundle import EXPORT, IMPORT, ScriptError, bundle
 from speedrun.science.results import Ablation, Race
 from tests.report.browser import Browser
-from tests.report.made import begun_run, made_config, made_run
+from tests.report.made import begun_run, made_config, made_run, made_tuning
 
 ROOT = Path(__file__).parents[2]
 STATIC = files("speedrun.report.page") / "static"
@@ -205,6 +205,7 @@ def test_the_data_is_what_its_types_say(tmp_path: Path) -> None:
     )
     pages = [
         page_data([]), page_data(runs), page_data(runs[:1], race), page_data([], race, ablation),
+        page_data([], tuning=made_tuning()),
     ]  # fmt: skip
     assert pages[1]["published"]
     file = tmp_path / "data.ts"

@@ -1,4 +1,4 @@
-"""race.json and ablation.json: what is written is read back, and mistakes are named."""
+"""race.json, ablation.json and tune.json: what is written is read back, and mistakes are named."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
 from speedrun.science.results import Ablation, Effect, Race, read_result
+from tests.report.made import made_tuning
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = [ROOT / "speedrun/science/race.json", ROOT / "docs/results/race-15-16.json"]
@@ -18,7 +19,7 @@ RESULTS = [ROOT / "speedrun/science/race.json", ROOT / "docs/results/race-15-16.
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     race = Race(track="nano", target=4.0, recipes=("a",), entries=(Entry(recipe="a", seed=0),))
     ablation = Ablation(settings={"x": ("a=1",)}, effects=(Effect(switch="x", effect=0.5),))
-    for result in (race, ablation):
+    for result in (race, ablation, made_tuning()):
         result.write(tmp_path / "result.json")
         assert read_result(tmp_path / "result.json") == result
 
@@ -34,8 +35,9 @@ def test_a_published_race_is_written_as_it_was(path: Path, tmp_path: Path) -> No
     ("text", "sentence"),
     [
         ("{", "cannot be read as JSON"),
-        ("[1]", "no list of entries or effects"),
-        ('{"entries": 5}', "no list of entries or effects"),
+        ("[1]", "no list of entries, effects or trials"),
+        ('{"entries": 5}', "no list of entries, effects or trials"),
+        ('{"trials": []}', r"it has no 'recipe'"),
         ('{"effects": [{"switch": "x"}]}', r"effects\[0\] has no 'effect'"),
         ('{"entries": [{"recipe": "a", "seed": 0}, {"seed": 1}]}', r"entries\[1\] has no 'recipe'"),
         ('{"entries": [{"recipe": "a", "seed": "x"}]}', r"entries\[0\].seed is 'x', but"),

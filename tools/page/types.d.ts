@@ -16,6 +16,7 @@ interface PageData {
   raced: boolean;
   race: Race | null;
   ablation: Ablation | null;
+  tuning: Tuning | null;
   published: PublishedRecord[];
   diff: { key: string; values: string[] }[];
   masks: Mask[];
@@ -100,6 +101,35 @@ interface Effect
   decided?: boolean | null;
   verdict?: string | null;
   note?: string;
+}
+
+/** A search for the best values of some keys; `best` is the number of a trial. */
+interface Tuning {
+  recipe: string;
+  track: string;
+  command: string | null;
+  over: SearchRange[];
+  budget: { trials: number | null; seconds: number | null };
+  seconds: number | null;
+  seeds: number[];
+  rows: string;
+  settings: string[];
+  file: string;
+  trials: Trial[];
+  stopped: number;
+  best: number | null;
+  /** Keys whose best value lies at the end of its range. */
+  edges: string[];
+}
+type SearchRange = { key: string; low: number; high: number; log: boolean };
+interface Trial {
+  /** 0: the recipe as it stands. */
+  number: number;
+  values: Record<string, number>;
+  box: number | null;
+  losses: Values;
+  loss: number | null;
+  diverged: boolean;
 }
 
 interface PublishedRecord {
@@ -207,6 +237,14 @@ interface Chart {
   /** How the cursor reads values; yFormat unless given. */
   tipFormat?: Format;
   yDomain?: [low: number, high: number] | null;
+}
+
+/** One range of a tuning, with all trials. */
+interface Scatter {
+  range: SearchRange;
+  trials: Trial[];
+  best: Trial | undefined;
+  label: string;
 }
 
 interface Bar extends Numbers<"mean" | "low" | "high"> {

@@ -11,11 +11,18 @@ from typing import Any
 
 from speedrun.files import finite
 from speedrun.report.page.bundle import bundle
-from speedrun.report.page.compare import Group, config_differences, group_runs, race_rows, title_of
+from speedrun.report.page.compare import (
+    Group,
+    config_differences,
+    group_runs,
+    names_of_changes,
+    race_rows,
+    title_of,
+)
 from speedrun.report.page.mask import mask_frames
 from speedrun.report.page.run import read_run, schedules
 from speedrun.science import published
-from speedrun.science.results import Ablation, Race
+from speedrun.science.results import Ablation, Race, Tuning
 from speedrun.train.run import RunFolder
 
 # A page stays far below 5 MB: this many points of training loss in all, in five columns.
@@ -26,19 +33,20 @@ def page_data(
     runs: Sequence[RunFolder],
     race: Race | None = None,
     ablation: Ablation | None = None,
+    tuning: Tuning | None = None,
     *,
     live: bool = False,
 ) -> dict[str, Any]:
     """What the page shows, as plain data; NaN and infinity become null."""
     points = max(40, min(400, POINTS_IN_ALL // max(1, len(runs))))
     found = [read_run(folder, points) for folder in runs]
-    groups = group_runs(found, ablation.settings if ablation else {})
+    groups = group_runs(found, names_of_changes(ablation, tuning))
     group_of = {run.folder: i for i, group in enumerate(groups) for run in group.runs}
     targets = [race.target if race else None, *(run.config.train.target for run in found)]
     target = next(filter(None, targets), None)
     unused = {"kind", "dataset_fingerprint", "runs", "jobs", "stopped", "seconds"}
     data = {
-        "title": title_of(groups, race, ablation),
+        "title": title_of(groups, race, ablation, tuning),
         "live": live,
         "target": target,
         "groups": [_group(group) for group in groups],
@@ -46,6 +54,7 @@ def page_data(
         "raced": race is not None,
         "race": race_rows(found, groups, race, target),
         "ablation": ablation.model_dump(exclude=unused) if ablation else None,
+        "tuning": _tuning(tuning) if tuning else None,
         "published": _published(groups),
         "diff": config_differences(groups),
         "masks": mask_frames(groups),
@@ -55,9 +64,12 @@ def page_data(
 
 
 def build_page(
-    runs: Sequence[RunFolder], race: Race | None = None, ablation: Ablation | None = None
+    runs: Sequence[RunFolder],
+    race: Race | None = None,
+    ablation: Ablation | None = None,
+    tuning: Tuning | None = None,
 ) -> str:
-    return render(page_data(runs, race, ablation))
+    return render(page_data(runs, race, ablation, tuning))
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -89,6 +101,12 @@ def _group(group: Group) -> dict[str, Any]:
         "optimizer": config.optimizer.kind,
         "schedules": schedules(config),
     }
+
+
+def _tuning(found: Tuning) -> dict[str, Any]:
+    unused: Any = dict.fromkeys(("kind", "dataset_fingerprint", "jobs"), True)
+    unused["trials"] = {"__all__": {"runs"}}
+    return found.model_dump(exclude=unused) | {"edges": found.edges}
 
 
 def _published(groups: Sequence[Group]) -> list[dict[str, Any]]:

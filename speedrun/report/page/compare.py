@@ -17,7 +17,7 @@ from speedrun.config.resolve import parse_override, toml_text
 from speedrun.config.schema import Config
 from speedrun.report.page.run import RunData
 from speedrun.science.compare import TO_TARGET, Entry, Row, comparable
-from speedrun.science.results import Ablation, Race
+from speedrun.science.results import Ablation, Race, Tuning
 
 SHORT_LABEL = 2  # settings named in a label before it becomes a number
 
@@ -30,11 +30,26 @@ class Group:
     runs: tuple[RunData, ...]
 
 
+def names_of_changes(
+    ablation: Ablation | None, tuning: Tuning | None
+) -> dict[str, tuple[str, ...]]:
+    """What an ablation or a tuning calls the settings in which its runs differ from the recipe."""
+    names: dict[str, tuple[str, ...]] = {}
+    if ablation is not None:
+        for name, settings in ablation.settings.items():
+            names[name if "=" in name else f"without {name}"] = settings
+    for trial in tuning.trials if tuning else ():
+        values = trial.values.items()
+        names[f"trial {trial.number}"] = tuple(f"{key}={toml_text(each)}" for key, each in values)
+    return names
+
+
 def group_runs(runs: Sequence[RunData], changes: Mapping[str, Sequence[str]]) -> list[Group]:
     """Runs by recipe, track, settings and data, in order of first appearance, with distinct labels.
 
-    `changes` are an ablation's names for settings: groups that differ by them are called so. A run
-    that has not begun has no dataset yet; it goes with the first run that is set alike.
+    `changes` are names for settings (`names_of_changes`): groups that differ from the first by them
+    are called so. A run that has not begun has no dataset yet; it goes with the first run that is
+    set alike.
     """
     keys = [
         f"{run.config.recipe} {run.config.track} {experiment_hash(run.config, but=(SEED,))}"
@@ -84,7 +99,7 @@ def _on_other_data(first: Group, other: Group) -> bool:
 
 
 def _named_change(first: Group, other: Group, changes: Mapping[str, Sequence[str]]) -> str:
-    """What an ablation calls the difference between two groups; empty if it has no name for it."""
+    """What the difference between two groups is called; empty if it has no name."""
     if _on_other_data(first, other):
         return ""
     before = {key: toml_text(value) for key, value in experiment(first.config).items()}
@@ -92,15 +107,19 @@ def _named_change(first: Group, other: Group, changes: Mapping[str, Sequence[str
     for name, settings in changes.items():
         wanted = {key: toml_text(value) for key, value in map(parse_override, settings)}
         if changed == {key: text for key, text in wanted.items() if before.get(key) != text}:
-            return name if "=" in name else f"without {name}"
+            return name
     return ""
 
 
-def title_of(groups: Sequence[Group], race: Race | None, ablation: Ablation | None) -> str:
+def title_of(
+    groups: Sequence[Group], race: Race | None, ablation: Ablation | None, tuning: Tuning | None
+) -> str:
     tracks = list(dict.fromkeys(group.config.track for group in groups if group.config.track))
     where = f" on {' and '.join(tracks)}" if tracks else ""
     if ablation is not None and race is None:
         return f"What matters in {ablation.recipe or 'the recipe'}{where}"
+    if tuning is not None and race is None:
+        return f"{tuning.recipe} tuned on {tuning.track}"
     names = [*(race.recipes if race else ())] or [group.label for group in groups]
     if len(names) > 4:
         names = [*names[:3], f"{len(names) - 3} more"]

@@ -1,4 +1,4 @@
-"""What the paths on the command line mean: runs, races, ablations, or a folder of runs."""
+"""What the paths on the command line mean: runs, races, ablations, tunings, or a folder of runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from speedrun.errors import ConfigError
-from speedrun.science.results import Ablation, Race, read_result
+from speedrun.science.results import Ablation, Race, Tuning, read_result
 from speedrun.train.run import RunFolder
 
-RESULTS = ("race.json", "ablation.json")
+RESULTS = ("race.json", "ablation.json", "tune.json")
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,12 @@ class Inputs:
     runs: tuple[RunFolder, ...]
     race: Race | None
     ablation: Ablation | None
+    tuning: Tuning | None
     files: tuple[Path, ...]  # what to watch besides the runs
 
 
 def read_inputs(paths: Sequence[Path]) -> Inputs:
-    """Runs in the order given, each once; at most one race and one ablation."""
+    """Runs in the order given, each once; at most one result of each kind."""
     runs: dict[Path, RunFolder] = {}
     results: dict[type, Any] = {}
     files: list[Path] = []
@@ -40,7 +41,8 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             folders += [folder for folder in named if (folder / "config.toml").is_file()]
         for folder in folders:
             runs.setdefault(folder.resolve(), RunFolder(folder))
-    return Inputs(tuple(runs.values()), results.get(Race), results.get(Ablation), tuple(files))
+    found = results.get(Race), results.get(Ablation), results.get(Tuning)
+    return Inputs(tuple(runs.values()), *found, tuple(files))
 
 
 def _result_files(path: Path) -> list[Path]:
@@ -51,7 +53,8 @@ def _result_files(path: Path) -> list[Path]:
     if path.is_file() and path.suffix == ".json":
         return [path]
     raise ConfigError(
-        f"{path} is not there or not of use; name a run folder, a race.json or an ablation.json"
+        f"{path} is not there or not of use; name a run folder, a race.json, an ablation.json or "
+        "a tune.json"
     )
 
 
@@ -59,7 +62,7 @@ def _run_folders(path: Path) -> list[Path]:
     """A run folder, or the runs in a folder without a result."""
     if (path / "config.toml").is_file():
         return [path]
-    # A race or an ablation under way has no result yet, but runs.
+    # What is under way has no result yet, but runs.
     inside = sorted(path.glob("*/config.toml")) or sorted(path.glob("runs/*/config.toml"))
     if not inside:
         raise ConfigError(

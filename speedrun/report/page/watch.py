@@ -43,7 +43,8 @@ class Source:
                     marks.append(f"{file} {state.st_size} {state.st_mtime_ns}")
             tag = f'"{hashlib.sha256(chr(10).join(marks).encode()).hexdigest()[:16]}"'
             if tag != self._tag:
-                self._data = page_data(inputs.runs, inputs.race, inputs.ablation, live=True)
+                self._data = page_data(inputs.runs, inputs.race, inputs.ablation, inputs.tuning,
+                                       live=True)  # fmt: skip
                 self._tag = tag
             return self._tag, self._data
 

@@ -18,11 +18,13 @@ import { configSection, repeatSection } from "./settings.js";
 import { targetSection } from "./target.js";
 import { offerThemes, preparePrint } from "./theme.js";
 import { throughputSection } from "./throughput.js";
+import { tuningSection } from "./tuning.js";
 
 /** @type {Section[]} */
 const SECTIONS = [
   { id: "result", heading: "Result", link: "Result", draw: resultSection, followsAxis: true },
   { id: "ablation", heading: "What each technique is worth", link: "Ablation", draw: ablationSection },
+  { id: "tuning", heading: "What the search found", link: "Tuning", draw: tuningSection },
   { id: "loss", heading: "Loss", link: "Loss", draw: lossSection, followsAxis: true },
   { id: "target", heading: "How soon the target is reached", link: "Target", draw: targetSection, followsAxis: true },
   { id: "published", heading: "Against the published runs", link: "Published", draw: publishedSection },

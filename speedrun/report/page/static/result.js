@@ -70,6 +70,21 @@ function ablationCards(/** @type {Ablation} */ ablation) {
   return [card(null, "settled", share, `changes, at ${alpha} after correction${alike}`), ...largest];
 }
 
+/** The best trial, and the recipe that it was searched from. */
+function tuningCards(/** @type {Tuning} */ tuning) {
+  const best = tuning.trials.find((one) => one.number === tuning.best);
+  const own = tuning.trials.find((one) => one.number === 0);
+  const seeds = tuning.seeds.length > 1 ? `, mean of ${plural(tuning.seeds.length, "seed")}` : "";
+  const gain = best && own && known(own.loss) && known(best.loss) ? best.loss - own.loss : null;
+  return [
+    card(null, "as it stands", own ? loss(own.loss) : "–", own?.diverged ? "diverged" : `final loss${seeds}`),
+    card(null, "best found", loss(best?.loss),
+      best ? `trial ${best.number}, of ${plural(tuning.trials.length, "trial")}` : "all diverged"),
+    known(gain) ? card(null, "difference", signed(gain, 4), gain < 0 ? "the lowest of all flatters itself"
+      : "nothing better was found") : null,
+  ].filter(known);
+}
+
 /** @type {(data: PageData, axis: Axis) => Element} */
 function runTable(data, axis) {
   const { target } = data;
@@ -103,9 +118,10 @@ function runTable(data, axis) {
 /** @type {Draw} */
 export function resultSection(data, state, box) {
   const axis = AXES[state.axis];
-  const { race, ablation } = data;
+  const { race, ablation, tuning } = data;
   const rows = race?.metrics[axis.metric];
   const cards = ablation && !data.raced ? ablationCards(ablation)
+    : tuning && !data.raced ? tuningCards(tuning)
     : race && rows && race.recipes.length > 1 ? raceCards(race, rows, axis) : groupCards(data, rows, axis);
   if (cards.length) box.append(el("div", { class: "cards" }, cards));
   if (data.runs.length > 4) box.append(folded(`All ${data.runs.length} runs`, runTable(data, axis)));

@@ -34,6 +34,17 @@ export function ticks(low, high, count, isTime = false) {
   }
   return found;
 }
+/** Round numbers in [low, high] for a logarithmic axis: 1, 2 and 5 of each decade, or fewer where those would crowd.
+ * @type {(low: number, high: number, count: number) => number[]} */
+export function logTicks(low, high, count) {
+  const [first, last] = [low, high].map((end) => Math.floor(Math.log10(end)));
+  const powers = Array.from({ length: last - first + 1 }, (_, i) => first + i);
+  const within = (/** @type {number[]} */ digits) => powers
+    .flatMap((power) => digits.map((digit) => Number(`${digit}e${power}`)))
+    .filter((tick) => tick >= low && tick <= high);
+  const found = [[1, 2, 5], [1, 3], [1]].map(within).find((some) => some.length <= count) ?? within([1]);
+  return found.length > 1 ? found : ticks(low, high, count);
+}
 function timeStep(/** @type {number} */ wanted) {
   return TIMES.find((step) => step >= wanted) || 86400 * Math.ceil(wanted / 86400);
 }

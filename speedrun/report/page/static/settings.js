@@ -21,6 +21,7 @@ export function configSection(data, _, box) {
 export function repeatSection(data, _, box) {
   if (data.race?.command) box.append(el("h3", {}, "The race"), commandBox(data.race.command));
   if (data.ablation?.command) box.append(el("h3", {}, "The ablation"), commandBox(data.ablation.command));
+  if (data.tuning?.command) box.append(el("h3", {}, "The tuning"), commandBox(data.tuning.command));
   data.groups.forEach((group, index) => {
     const [first, ...others] = runsOf(data, index);
     const seeds = others.map((run) => run.seed).join(", ");

@@ -1,0 +1,359 @@
+"""`speedrun tune`: the best values of some keys of a recipe, for an equal and stated budget.
+
+Every trial is a run of the track to the end of its schedule, for a loss half-way predicts little.
+It is judged by its final loss on seeds and validation rows that no race uses: what a race finds
+then is not what the values were chosen by. `space.py` has the rule of the search.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+
+import tomli_w
+
+from speedrun.config.experiment import all_values
+from speedrun.config.resolve import nest, parse_override, recipe_value, resolve, toml_text
+from speedrun.config.schema import Config
+from speedrun.data.dataset import Dataset
+from speedrun.data.find import find_dataset
+from speedrun.data.splits import VAL
+from speedrun.data.validation import BETWEEN, FIRST, LAST, SPREAD, choose_rows, rows_in
+from speedrun.errors import ConfigError, DataError, RunError, SpeedrunError
+from speedrun.files import write_atomically
+from speedrun.hardware import cores
+from speedrun.science.compare import Entry
+from speedrun.science.jobs import (
+    Job,
+    RunSet,
+    common_dataset,
+    plan_jobs,
+    refuse_own_keys,
+    this_command,
+)
+from speedrun.science.results import Trial, Tuning, read_result
+from speedrun.science.share import ONE_A_CORE, Share, share_machine
+from speedrun.science.space import Budget, Range, Value, box_size, point, round_of
+
+FIRST_SEED = 1000  # a race counts its seeds from 0
+OTHER_ROWS = {SPREAD: BETWEEN, BETWEEN: SPREAD, FIRST: LAST, LAST: FIRST}
+# What all trials have in common: the text, how long they train, and how they are judged.
+SHARED = ("train", "validation", "data", "machine", "batch", "schedule.steps")
+MOST_KEYS = 8
+FRUITLESS = 1000  # points in a row that were all tried before: there are no others
+
+Say = Callable[[str], None]
+Values = Mapping[str, Value]
+Point = tuple[int, Values]  # with the number of its trial
+
+
+def default_ranges(config: Config) -> list[Range]:
+    """What a fair tuning of any recipe searches: the rate of the hidden matrices and the head's."""
+    hidden = "muon" if config.optimizer.of("hidden").kind == "muon" else "hidden"
+    found = []
+    for key, factor in ((f"optimizer.{hidden}.lr", 6), ("optimizer.head.lr", 4)):
+        value = all_values(config)[key]
+        low, high = (float(f"{end:.4g}") for end in (value / factor, value * factor))
+        found.append(Range(key=key, low=low, high=high, log=True))
+    return found
+
+
+def tune(
+    *,
+    recipe: str,
+    track: str,
+    over: Sequence[Range],
+    budget: Budget,
+    out: Path,
+    say: Say,
+    seeds: int = 1,
+    overrides: Sequence[str] = (),
+    jobs_at_once: int | None = None,
+) -> Tuning:
+    """Search, and write `out/tune.json` and the recipe `out/NAME-tuned.toml`.
+
+    Without `jobs_at_once` one run a core at a time, or as the tuning was begun.
+    """
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
+    refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
+    base = resolve(recipe, track, overrides).config
+    over = [one.checked() for one in over]
+    _refuse_ranges(over, base, recipe, track, overrides)
+    rows = rows_to_tune_on(base)
+    own = {one.key: all_values(base)[one.key] for one in over}
+    runs = _Runs(
+        recipe, track, (*overrides, f"validation.rows={rows}", "train.stop=steps"), base.recipe,
+        range(FIRST_SEED, FIRST_SEED + seeds), out, say,
+    )  # fmt: skip
+    found = Tuning(
+        recipe=base.recipe,
+        track=track,
+        over=tuple(over),
+        budget=budget,
+        seconds=None if budget.seconds is None else 0.0,
+        seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        rows=rows,
+        settings=tuple(overrides),
+        command=this_command(),
+        dataset_fingerprint=runs.fingerprint,
+        file=f"{base.recipe}-tuned.toml",
+        trials=(),
+    )
+    runs.share(next_points(found, own, budget.alike(0, max(1, cores() // seeds))), jobs_at_once)
+    found = _so_far(found.model_copy(update={"jobs": runs.at_once}), runs, out)
+    while (spent := budget.spent(len(found.trials), found.seconds or 0.0)) < 1:
+        places = max(1, runs.at_once // seeds)
+        points = next_points(found, own, budget.alike(len(found.trials), places))
+        if not points:
+            say("every value of these ranges has been tried")
+            break
+        size = box_size(round_of(spent))
+        say(_heading(points, size, found))
+        begin = time.monotonic()
+        deadline = None if budget.seconds is None else begin + (1 - spent) * budget.seconds
+        try:
+            new = runs.make(points, size, deadline)
+        except BaseException:  # most of all a signal: the time is gone all the same
+            _write(_later(found, begin), out)
+            raise
+        stopped = found.stopped + len(points) - len(new)
+        found = _later(found, begin).model_copy(
+            update={"trials": (*found.trials, *new), "stopped": stopped}
+        )
+        found = found.model_copy(update={"best": _best(found)})
+        _write(found, out)
+    if not found.trials:
+        raise RunError(f"no trial came to its end within {budget}; give the tuning more time")
+    _write(found, out)
+    write_recipe(found, recipe, out / found.file)
+    return found
+
+
+def next_points(found: Tuning, own: Values, count: int) -> list[Point]:
+    """The trials that come next; fewer, or none, where no other values are left.
+
+    The number of a trial is that of its point in the sequence, unless whole numbers came twice.
+    """
+    number, seconds = len(found.trials), found.seconds or 0.0
+    size = box_size(round_of(found.budget.spent(number, seconds)))
+    best = found.best_trial
+    middle = list((best.values if best else own).values())
+    tried: list[Values] = [trial.values for trial in found.trials] or [own]
+    new: list[Values] = [] if number else [own]
+    index, fruitless = max(1, number), 0
+    while len(new) < count and fruitless < FRUITLESS:
+        values = dict(zip(own, point(found.over, index, size, middle), strict=True))
+        index, fruitless = index + 1, fruitless + 1
+        if values not in tried:
+            tried.append(values)
+            new.append(values)
+            fruitless = 0
+    return list(enumerate(new, start=number))
+
+
+class _Runs:
+    """The runs of a tuning: those of a trial by the number and values of it."""
+
+    def __init__(
+        self, recipe: str, track: str, words: Sequence[str], name: str, seeds: Sequence[int],
+        out: Path, say: Say,
+    ) -> None:  # fmt: skip
+        self._recipe, self._track, self._words = recipe, track, tuple(words)
+        self._name, self._seeds, self._say = name, seeds, say
+        self._share = Share()
+        self.fingerprint = common_dataset(self.jobs([(0, {})]))
+        self._set = RunSet(out, self.fingerprint)
+
+    @property
+    def at_once(self) -> int:
+        return self._share.jobs
+
+    def share(self, points: Sequence[Point], asked: int | None) -> None:
+        """Choose by the trials that come first how all of them share the machine."""
+        self._share = share_machine(self._set, self.jobs(points), asked, ONE_A_CORE, self._say)
+
+    def jobs(self, points: Sequence[Point]) -> list[Job]:
+        variants = {
+            self._label(number): (
+                self._recipe,
+                (*self._words, *(_overrides(values) if number else ())),
+            )
+            for number, values in points
+        }
+        jobs = plan_jobs(variants, self._track, self._seeds)
+        return [self._share.of(job) for job in jobs]
+
+    def made(self, points: Sequence[Point]) -> bool:
+        """Whether all of their runs are here."""
+        jobs = self.jobs(points)
+        return all(self._set.finished(job) or self._set.diverged(job) for job in jobs)
+
+    def make(self, points: Sequence[Point], size: float, deadline: float | None) -> list[Trial]:
+        """The trials of these points; without those that did not come to their end in time."""
+        found = self._set.run_until(self.jobs(points), self._say, deadline, may_diverge=True)
+        trials = []
+        for number, values in points:
+            own = [entry for entry in found if entry and entry.recipe == self._label(number)]
+            if len(own) == len(self._seeds):
+                trials.append(_trial(number, values, size if number else None, own))
+        return trials
+
+    def _label(self, number: int) -> str:
+        return f"{self._name} trial {number}"
+
+
+def _overrides(values: Values) -> tuple[str, ...]:
+    return tuple(f"{key}={toml_text(value)}" for key, value in values.items())
+
+
+def _trial(number: int, values: Values, size: float | None, entries: Sequence[Entry]) -> Trial:
+    losses = [entry.val_loss for entry in entries]
+    known = [loss for loss in losses if loss is not None]
+    diverged = len(known) < len(losses)
+    return Trial(
+        number=number,
+        values=dict(values),
+        box=size,
+        losses=tuple(losses),
+        loss=None if diverged else math.fsum(known) / len(known),
+        diverged=diverged,
+        runs=tuple(str(entry.run) for entry in entries),
+    )
+
+
+def _best(found: Tuning) -> int | None:
+    first = found.ranked[0] if found.trials else None
+    return None if first is None or first.diverged else first.number
+
+
+def _later(found: Tuning, begin: float) -> Tuning:
+    """With the clock of a budget of time gone on."""
+    if found.seconds is None:
+        return found
+    return found.model_copy(update={"seconds": found.seconds + time.monotonic() - begin})
+
+
+def _so_far(found: Tuning, runs: _Runs, out: Path) -> Tuning:
+    """The same search by time, as far as it came before.
+
+    By number of trials nothing is to be remembered: the same trials come again, and their runs are
+    found.
+    """
+    if found.seconds is None:
+        return found
+    with suppress(SpeedrunError):  # there is none, or what is there is something else
+        old = read_result(out / "tune.json")
+        asked = {"recipe", "track", "over", "budget", "seeds", "rows", "settings", "jobs",
+                 "dataset_fingerprint"}  # fmt: skip
+        if (
+            isinstance(old, Tuning)
+            and old.model_dump(include=asked) == found.model_dump(include=asked)
+            and runs.made([(trial.number, trial.values) for trial in old.trials])
+        ):
+            taken = ("trials", "best", "seconds", "stopped")
+            return found.model_copy(update={key: getattr(old, key) for key in taken})
+    return found
+
+
+def _write(found: Tuning, out: Path) -> None:
+    if found.trials:
+        found.write(out / "tune.json")
+
+
+def _heading(points: Sequence[Point], size: float, found: Tuning) -> str:
+    first, last = points[0][0], points[-1][0]
+    which = f"trial {first}" if first == last else f"trials {first} to {last}"
+    if size == 1:
+        return f"{which}: the whole of each range"
+    best = found.best_trial
+    around = f"trial {best.number}" if best else "the recipe as it stands"
+    return f"{which}: {size:.2g} of each range around {around}"
+
+
+def _refuse_ranges(
+    over: Sequence[Range], base: Config, recipe: str, track: str, overrides: Sequence[str]
+) -> None:
+    """What cannot be searched is refused before any run, and so is what no run could be set to."""
+    if not 1 <= len(over) <= MOST_KEYS:
+        raise ConfigError(f"{len(over)} keys cannot be searched: 1 to {MOST_KEYS}")
+    keys = [one.key for one in over]
+    set_anew = {parse_override(word)[0] for word in overrides}
+    unused = "optimizer.hidden." if base.optimizer.kind == "muon" else "optimizer.muon."
+    for one in over:
+        if one.key.startswith(unused):
+            raise ConfigError(
+                f"{one} cannot be searched: {base.recipe} trains its hidden matrices by "
+                f"{base.optimizer.kind}, which does not read {one.key}"
+            )
+        if one.key in SHARED or one.key.partition(".")[0] in SHARED:
+            raise ConfigError(
+                f"{one} cannot be searched: {one.key} belongs to what all trials have in common, "
+                "such as data, length and validation"
+            )
+        for value in one.some_values():  # a recipe must be able to state what is found
+            recipe_value(one.key, value, track)
+        if keys.count(one.key) > 1:
+            raise ConfigError(f"--over {one.key} is given twice")
+        if one.key in set_anew:
+            raise ConfigError(f"{one.key} is searched by --over and cannot be --set as well")
+    for corner in product(*((one.low, one.high) for one in over)):
+        values = dict(zip(keys, corner, strict=True))
+        resolve(recipe, track, (*overrides, *_overrides(values)))
+
+
+def rows_to_tune_on(config: Config) -> str:
+    """Rows of validation apart from those that runs of this config are judged by."""
+    dataset, length = Dataset.open(find_dataset(config)), config.batch.length
+    judged, other = config.validation.rows, OTHER_ROWS[config.validation.rows]
+    if judged == FIRST and dataset.manifest is None:
+        # `train/evaluate.py` takes the last rows of public shards for the test they lack.
+        raise ConfigError(
+            f"{dataset.folder} holds public shards: the first rows are what runs are judged by and "
+            "the last are the test, so none are left to tune on; --set validation.rows=spread, "
+            "here and in the race, leaves those between"
+        )
+    available, count = rows_in(dataset.split(VAL), length), config.validation.tokens // length
+    if available >= count:  # else the run itself says what is wrong
+        chosen, others = (set(choose_rows(available, count, how)) for how in (judged, other))
+        if not others or chosen & others:
+            raise DataError(
+                f"of the {available} sequences of validation in {dataset.folder} runs are judged "
+                f"by {count}, which leaves too few to tune on; build the dataset with a larger "
+                "--val-fraction, or lower validation.tokens"
+            )
+    return other
+
+
+def write_recipe(found: Tuning, recipe: str, path: Path) -> None:
+    """The recipe with the values of the best trial, stated so that the track reads them so."""
+    best, own = found.best_trial, found.as_it_stands
+    values: Values = {}
+    spent = f"{len(found.trials)} trials on {found.track}, {seeds_text(found)}, rows {found.rows}"
+    if best is None:
+        why = f"{found.recipe} as it stands: all of {spent} diverged."
+    elif best.number == 0:
+        why = f"{found.recipe} as it stands, which was the best of {spent}."
+    else:
+        values = best.values
+        before = "" if own is None or own.loss is None else f", as it stood {own.loss:.4f}"
+        why = (f"{found.recipe} with {' and '.join(values)} as in the best of {spent}: loss "
+               f"{best.loss:.4f}{before}.")  # fmt: skip
+    if found.settings:
+        why += f" Set as well: {' '.join(found.settings)}."
+    is_path = recipe.endswith(".toml") or "/" in recipe
+    table = {
+        "extends": str(Path(recipe).expanduser().resolve()) if is_path else recipe,
+        "why": why,
+        **nest({key: recipe_value(key, value, found.track) for key, value in values.items()}),
+    }
+    write_atomically(path, tomli_w.dumps(table).encode(), ConfigError)
+
+
+def seeds_text(found: Tuning) -> str:
+    first, last = found.seeds[0], found.seeds[-1]
+    return f"seed {first}" if first == last else f"seeds {first} to {last}"

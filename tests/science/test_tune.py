@@ -1,0 +1,428 @@
+"""Tunings: of made-up runs with a known best, and of real ones in the tiny world."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from speedrun.commands import tune as command
+from speedrun.config.experiment import all_values, differences
+from speedrun.config.resolve import resolve
+from speedrun.data.build import build_dataset
+from speedrun.data.dataset import Dataset
+from speedrun.data.validation import choose_rows, rows_in
+from speedrun.errors import ConfigError, DataError, RunError
+from speedrun.report.page import page_data, read_inputs
+from speedrun.science import children
+from speedrun.science.jobs import plan_jobs
+from speedrun.science.results import Tuning, read_result
+from speedrun.science.space import Budget, Range
+from speedrun.science.tune import default_ranges, rows_to_tune_on, tune
+from speedrun.train.environment import code_hash
+from speedrun.train.run import RunFolder
+from tests.conftest import TINY
+from tests.report.made import HEAD, made_summary
+from tests.train.children import QuickChild
+
+HIDDEN = Range.parse("optimizer.hidden.lr=0.0001..0.01:log")
+
+
+BEST = {"optimizer.head.lr": 0.0123, "optimizer.hidden.lr": 0.00456}
+
+
+class MadeChild:
+    """A run without training: its loss is a bowl in the logarithms of two rates.
+
+    A run that fails says why, and one that gave up has logged that.
+    """
+
+    seconds = 0.0
+    begun: ClassVar[list[list[str]]]  # the words of all
+    best: ClassVar[dict[str, float]] = BEST
+    fails: ClassVar[Callable[[dict[str, Any]], str]] = staticmethod(lambda _: "")
+
+    def __init__(self, words: Sequence[str]) -> None:
+        type(self).begun.append(list(words))
+        self._words, self._end = words, time.monotonic() + self.seconds
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None and time.monotonic() >= self._end:
+            self._code = self._finish()
+        return self._code
+
+    def _finish(self) -> int:
+        options = dict(pairwise(self._words))
+        settings = self._words[2 : self._words.index("--track")]
+        seed = int(options["--seed"])
+        config = resolve(self._words[1], options["--track"], settings, {"train.seed": seed}).config
+        values, run = all_values(config), RunFolder(Path(options["--run"]))
+        run.create(config, {"code_sha256": code_hash()})
+        if kind := type(self).fails(values):
+            if kind == "gave_up":
+                run.log("gave_up", step=3, reason="not finite")
+            return 1
+        loss = 3.0 + 0.001 * (seed - 1000)
+        loss += sum(math.log(values[key] / best) ** 2 for key, best in self.best.items())
+        run.write_summary(made_summary(val_loss=loss, seed=seed))
+        return 0
+
+    def terminate(self) -> None:
+        if self._code is None:
+            self._code = 128 + signal.SIGTERM
+
+    kill = terminate
+
+    def last_words(self) -> str:
+        return "no memory left"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> type[MadeChild]:
+    class Child(MadeChild):
+        begun: ClassVar[list[list[str]]] = []
+
+    monkeypatch.setattr(children, "Child", Child)
+    monkeypatch.setattr(children, "PAUSE", 0.001)
+    return Child
+
+
+@pytest.fixture
+def tiny_tune(tiny_dataset: Path, tmp_path: Path) -> Callable[..., Tuning]:
+    words = [*TINY, f"data.dir={tiny_dataset}"]
+    return partial(tune, recipe="modern", track="nano", out=tmp_path / "out", say=print,
+                   overrides=words, jobs_at_once=2)  # fmt: skip
+
+
+def values_of(found: Tuning) -> list[tuple[Any, ...]]:
+    return [tuple(trial.values.values()) for trial in found.trials]
+
+
+def test_a_search_closes_in_on_the_best_and_repeats_no_run(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    go = partial(tiny_tune, over=[HIDDEN, HEAD], budget=Budget(trials=21), seeds=2)
+    found = go()
+    assert len(made.begun) == 42
+    first, *others = found.trials
+    own = all_values(resolve("modern", "nano").config)
+    assert first.values == {key: own[key] for key in ("optimizer.hidden.lr", "optimizer.head.lr")}
+    assert [trial.box for trial in found.trials] == [None, *[1] * 12, *[1 / 3] * 5, *[1 / 6] * 3]
+    best = found.ranked[0]
+    assert found.best == best.number > 12  # closer in
+    for key, value in BEST.items():
+        assert abs(math.log(best.values[key] / value)) < 0.4  # of 4.6 that a range is long
+    for trial in others:
+        explored = [one for one in found.trials if one.number <= (12 if trial.number < 18 else 17)]
+        centre = min(explored, key=lambda one: one.loss or 0).values
+        for one in (HIDDEN, HEAD):
+            assert one.low <= trial.values[one.key] <= one.high
+            if trial.number > 12:
+                away = abs(one.place(trial.values[one.key]) - one.place(centre[one.key]))
+                assert away <= (trial.box or 0) / 2 + 1e-4
+    for trial in found.trials:
+        assert trial.loss == pytest.approx(sum(filter(None, trial.losses)) / 2)
+    assert found.seeds == (1000, 1001)
+    assert (found.rows, found.jobs, found.best in range(21)) == ("between", 2, True)
+    assert read_result(tmp_path / "out/tune.json") == found
+    made.begun.clear()
+    assert go().trials == found.trials
+    # A budget of more trials looks first where this one did; what is alike is found.
+    longer = go(budget=Budget(trials=31))
+    assert values_of(longer)[:13] == values_of(found)[:13]
+    assert not any("trial_12-" in word for words in made.begun for word in words)
+    made.begun.clear()
+    assert go().trials == found.trials
+    assert made.begun == []
+
+
+def test_the_recipe_file_gives_back_the_values_found(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "modern"\n[model]\nsoftcap = 15.0\n')
+    for recipe, track in (("modern", "nano"), (str(mine), "pico"), ("modern-cosine", "pico-prose")):
+        found = tiny_tune(recipe=recipe, track=track, over=[HIDDEN, HEAD], budget=Budget(trials=4),
+                          out=tmp_path / track)  # fmt: skip
+        assert found.best
+        best = found.trials[found.best]
+        file = tmp_path / track / found.file
+        assert found.file == f"{found.recipe}-tuned.toml"
+        tuned = resolve(str(file), track, found.settings).config
+        run = RunFolder(tmp_path / track / best.runs[0]).load_config()
+        for key, value in best.values.items():
+            assert all_values(tuned)[key] == pytest.approx(value, rel=1e-9)
+        changed = {one.key for one in differences(tuned, run)}
+        assert changed <= {"train.seed", "validation.rows", *best.values}
+        assert file.read_text().count("\n[optimizer.hidden]\nlr = ") == 1
+        assert "best of 4 trials" in file.read_text()
+
+
+def test_a_recipe_that_cannot_be_bettered_stays_as_it_is(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    own = all_values(resolve("modern", "nano").config)
+    made.best = {"optimizer.head.lr": own["optimizer.head.lr"]}
+    found = tiny_tune(over=[Range.parse("optimizer.head.lr=0.1..0.9:log")], budget=Budget(trials=5))
+    assert found.best == 0  # outside of the range that was searched
+    assert found.edges == ("optimizer.head.lr",)
+    file = tmp_path / "out" / found.file
+    assert "as it stands, which was the best of 5 trials" in file.read_text()
+    words = found.settings
+    assert resolve(str(file), "nano", words).config == resolve(
+        "modern", "nano", words
+    ).config.model_copy(update={"recipe": "modern-tuned"})
+    said = command.sentences(found)
+    assert said[0].startswith("no trial was better than modern as it stands, 3.0000, on seed 1000")
+    assert said[1].startswith("the best value of optimizer.head.lr is at the edge of the range")
+
+
+def test_a_trial_that_diverges_is_the_worst_and_ends_nothing(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    made.fails = staticmethod(
+        lambda values: "gave_up" if values["optimizer.head.lr"] > 0.03 else ""
+    )
+    go = partial(tiny_tune, over=[HEAD], budget=Budget(trials=8))
+    found = go()
+    diverged = [trial for trial in found.trials if trial.diverged]
+    assert 0 < len(diverged) < 7
+    assert all(trial.values["optimizer.head.lr"] > 0.03 for trial in diverged)
+    assert {(trial.loss, trial.losses) for trial in diverged} == {(None, (None,))}
+    assert found.ranked[-1].diverged
+    assert not found.trials[found.best or 0].diverged
+    assert read_result(tmp_path / "out/tune.json") == found
+    made.begun.clear()
+    assert go().trials == found.trials
+    assert made.begun == []  # not even those that gave up
+    made.fails = staticmethod(lambda _: "gave_up")
+    ruined = go(out=tmp_path / "ruined")
+    assert ruined.best is None
+    assert "all of 8 trials" in (tmp_path / "ruined" / ruined.file).read_text()
+    assert command.sentences(ruined)[0].startswith("every trial diverged")
+
+
+def test_a_run_that_fails_otherwise_is_an_error(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning]
+) -> None:
+    made.fails = staticmethod(lambda _: "out of memory")
+    with pytest.raises(RunError, match=r"modern trial \d with seed 1000 failed .*no memory left"):
+        tiny_tune(over=[HEAD], budget=Budget(trials=3))
+
+
+def test_whole_numbers_are_tried_once_each(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning]
+) -> None:
+    said: list[str] = []
+    over = [Range.parse("optimizer.muon.iterations=3..6")]
+    found = tiny_tune(recipe="record-03", over=over, budget=Budget(trials=9), say=said.append)
+    assert sorted(values_of(found)) == [(3,), (4,), (5,), (6,)]
+    assert values_of(found)[0] == (5,)  # as the recipe has it
+    assert said[-1] == "every value of these ranges has been tried"
+
+
+def test_a_time_is_a_limit_for_all_attempts_together(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    made.seconds = 0.1
+    go = partial(tiny_tune, over=[HIDDEN, HEAD], budget=Budget(seconds=1.0))
+
+    def interrupt(text: str) -> None:
+        if text.startswith("[1/2] modern trial 2, seed 1000: running"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        go(say=interrupt)
+    broken_off = read_result(tmp_path / "out/tune.json")
+    assert isinstance(broken_off, Tuning)
+    assert [trial.number for trial in broken_off.trials] == [0, 1]
+    assert 0.1 < (broken_off.seconds or 0) < 1.0
+    begin = time.monotonic()
+    found = go()
+    assert time.monotonic() - begin < 60
+    assert (found.seconds or 0) >= 1.0
+    assert found.trials[:2] == broken_off.trials
+    assert [trial.number for trial in found.trials] == list(range(len(found.trials)))
+    boxes = [trial.box for trial in found.trials[1:]]
+    assert boxes == sorted(boxes, key=lambda box: -(box or 0))
+    made.begun.clear()
+    again = go()
+    assert (again.trials, again.seconds, again.stopped) == (
+        found.trials, found.seconds, found.stopped,
+    )  # fmt: skip
+    assert made.begun == []
+
+
+def test_runs_under_way_at_the_limit_are_stopped(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    made.seconds = 1e6
+    with pytest.raises(RunError, match=r"no trial came to its end within 0.5 s"):
+        tiny_tune(over=[HEAD], budget=Budget(seconds=0.5))
+    assert len(made.begun) == 2
+    assert not (tmp_path / "out/tune.json").exists()
+
+
+def test_trials_that_had_to_stop_are_counted(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two end at once; of the next two none does."""
+
+    class Child(made):  # type: ignore[misc, valid-type]
+        def __init__(self, words: Sequence[str]) -> None:
+            self.seconds = 0.0 if len(made.begun) < 2 else 1e6
+            super().__init__(words)
+
+    monkeypatch.setattr(children, "Child", Child)
+    found = tiny_tune(over=[HEAD], budget=Budget(seconds=0.6))
+    assert ([trial.number for trial in found.trials], found.stopped) == ([0, 1], 2)
+    assert command.sentences(found)[-1].endswith("and stopped: 2")
+
+
+@pytest.mark.slow
+def test_a_real_tuning_leaves_seeds_rows_and_the_test_to_the_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "Child", QuickChild)
+    for index in range(60):
+        lines = [f"{index} + {n} = {index + n}\n" for n in range(120)]
+        (tmp_path / f"{index:02d}.txt").write_text("".join(lines))
+    build_dataset([str(tmp_path / "*.txt")], tmp_path / "data", "byte", val_fraction=0.1,
+                  test_fraction=0.1)  # fmt: skip
+    overrides = [*TINY, f"data.dir={tmp_path / 'data'}", "train.target=5.9"]
+    go = partial(tune, recipe="modern", track="nano", over=[HEAD], budget=Budget(trials=3),
+                 overrides=overrides, jobs_at_once=2)  # fmt: skip
+    found = go(out=tmp_path / "out", say=print)
+    raced = {job.seed for job in plan_jobs({"": ("modern", overrides)}, "nano", range(100))}
+    split = Dataset.open(tmp_path / "data").split("val")
+    for trial in found.trials:
+        (run,) = (RunFolder(tmp_path / "out" / name) for name in trial.runs)
+        config = run.load_config()
+        assert config.train.seed == 1000
+        assert config.train.seed not in raced
+        assert config.train.stop == "steps"
+        last = run.read_metrics("val")[-1]
+        assert (last["step"], last["loss"]) == (8, trial.loss)  # the schedule is finished
+        rows = rows_in(split, config.batch.length), config.validation.tokens // config.batch.length
+        judged = choose_rows(*rows, resolve("modern", "nano").config.validation.rows)
+        assert not set(choose_rows(*rows, config.validation.rows)) & set(judged)
+        for key, value in trial.values.items():
+            assert all_values(config)[key] == value
+    assert len({trial.loss for trial in found.trials}) == 3
+    # Nothing is repeated, and of the test nothing is read: not even whether it is there.
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json")}
+    for shard in Dataset.open(tmp_path / "data").split("test").paths:
+        shard.write_bytes(b"poison")
+    said: list[str] = []
+    assert go(out=tmp_path / "out", say=said.append).trials == found.trials
+    assert stamps == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("summary.json")}
+    assert sum("found finished" in line for line in said) == 3
+    for shard in Dataset.open(tmp_path / "data").split("test").paths:
+        shard.unlink()
+    poisoned = go(out=tmp_path / "again", say=print)
+    assert [trial.losses for trial in poisoned.trials] == [trial.losses for trial in found.trials]
+    # The page has them all.
+    inputs = read_inputs([tmp_path / "out"])
+    data = page_data(inputs.runs, inputs.race, inputs.ablation, inputs.tuning)
+    assert [trial["loss"] for trial in data["tuning"]["trials"]] == [
+        trial.loss for trial in found.trials
+    ]
+    assert [group["label"] for group in data["groups"]] == ["modern", "trial 1", "trial 2"]
+    assert data["title"] == "modern tuned on nano"
+
+
+@pytest.mark.slow
+def test_a_real_run_that_diverges(
+    tiny_tune: Callable[..., Tuning], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "Child", QuickChild)
+    over = [Range.parse("optimizer.head.lr=1e25..1e30:log")]
+    found = tiny_tune(over=over, budget=Budget(trials=2))
+    assert [trial.diverged for trial in found.trials] == [False, True]
+    assert found.best == 0
+
+
+def test_mistakes_are_refused_before_any_run(
+    made: type[MadeChild], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    def refused(sentence: str, *over: str, recipe: str = "modern", **others: Any) -> None:
+        words = [*TINY, f"data.dir={tiny_dataset}", *others.pop("words", ())]
+        request: dict[str, Any] = {"track": "nano", "budget": Budget(trials=3), **others}
+        with pytest.raises(ConfigError, match=sentence):
+            tune(recipe=recipe, over=[Range.parse(one) for one in over], out=tmp_path, say=print,
+                 overrides=words, **request)  # fmt: skip
+
+    head = "optimizer.head.lr=0.001..0.1:log"
+    refused("optimizer.head.lr is given twice", head, head)
+    refused("0 keys cannot be searched")
+    for key in ("train.seed", "train.steps", "validation.tokens", "data.val_fraction",
+                "machine.threads", "batch.tokens", "schedule.steps"):  # fmt: skip
+        ends = "0.1..0.2" if key.startswith("data") else "1..9"
+        refused(f"{key} belongs to what all trials have in common", f"{key}={ends}")
+    refused("model.layers is not for a recipe to decide: track nano sets it", "model.layers=2..4")
+    refused("optimizer.head.lr is searched by --over", head, words=["optimizer.head.lr=0.1"])
+    refused("by adamw, which does not read optimizer.muon.lr", "optimizer.muon.lr=0.01..0.1")
+    refused("by muon, which does not read optimizer.hidden.lr", "optimizer.hidden.lr=0.01..0.1",
+            recipe="record-03")  # fmt: skip
+    refused("optimizer.head.weight_decay = -1.0", "optimizer.head.weight_decay=-1..1")
+    refused("schedule.cooldown", "schedule.cooldown=100..900", "schedule.warmup=0..300")
+    refused("--seeds 0", head, seeds=0)
+    for word in ("train.seed=5", "train.stop=target", "machine.jobs=2"):
+        refused("is set by the command", head, words=[word])
+    refused("nearest: 'modern'", head, recipe="modrn")
+    assert made.begun == []
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_rows_that_are_left_to_tune_on(tiny_dataset: Path, tmp_path: Path) -> None:
+    def rows(*words: str, data: Path = tiny_dataset) -> str:
+        return rows_to_tune_on(
+            resolve("modern", "nano", [*TINY, f"data.dir={data}", *words]).config
+        )
+
+    assert rows() == "between"
+    assert rows("validation.rows=first") == "last"
+    assert rows("validation.rows=last") == "first"
+    assert rows("validation.rows=between") == "spread"
+    whole = rows_in(Dataset.open(tiny_dataset).split("val"), 64)
+    with pytest.raises(DataError, match="leaves too few to tune on"):
+        rows(f"validation.tokens={64 * whole}")
+    with pytest.raises(DataError, match="leaves too few to tune on"):
+        rows(f"validation.tokens={64 * (whole // 2 + 1)}", "validation.rows=first")
+    # The last rows of public shards are the test: see train/evaluate.py.
+    public = tmp_path / "public"
+    public.mkdir()
+    for split in ("train", "val"):
+        with (public / f"x_{split}_000000.bin").open("wb") as file:
+            file.write(struct.pack("<3i", 20240520, 1, 10_000))
+            file.truncate(1024 + 20_000)
+    assert rows(data=public) == "between"
+    with pytest.raises(ConfigError, match="the last are the test, so none are left"):
+        rows("validation.rows=first", data=public)
+
+
+def test_what_a_fair_tuning_searches() -> None:
+    def searched(recipe: str, *words: str) -> dict[str, tuple[float, float]]:
+        config = resolve(recipe, "pico", words).config
+        found = default_ranges(config)
+        assert all(one.log for one in found)
+        values = all_values(config)
+        return {one.key: (one.low / values[one.key], one.high / values[one.key]) for one in found}
+
+    sixth, quarter = pytest.approx((1 / 6, 6), rel=1e-3), pytest.approx((1 / 4, 4), rel=1e-3)
+    for recipe in ("modern", "baseline"):
+        assert searched(recipe) == {"optimizer.hidden.lr": sixth, "optimizer.head.lr": quarter}
+    for recipe in ("record-03", "best"):
+        assert searched(recipe) == {"optimizer.muon.lr": sixth, "optimizer.head.lr": quarter}
+    words = ("optimizer.kind=adamw",)
+    assert list(searched("best", *words)) == ["optimizer.hidden.lr", "optimizer.head.lr"]
