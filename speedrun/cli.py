@@ -297,6 +297,9 @@ def race(
     finish: Annotated[
         bool, typer.Option("--finish", help="Shortest runs that end at the target.")
     ] = False,
+    tuned: Annotated[
+        str, typer.Option(help="Tune each recipe's rates first: trials (12) or a time (30m) each.")
+    ] = "",
     budget: Annotated[int | None, typer.Option(help="Most steps of a run.", min=1)] = None,
     out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = RACE,
     jobs: Jobs = None,
@@ -307,7 +310,7 @@ def race(
 
     race_command(
         recipes=recipes, tracks=track or ["nano"], seeds=seeds, until=until or [], finish=finish,
-        budget=budget, out=out, jobs=jobs, overrides=override or [],
+        tuned=tuned, budget=budget, out=out, jobs=jobs, overrides=override or [],
     )  # fmt: skip
 
 

@@ -31,7 +31,11 @@ ABLATE = (
 )
 FINISH = "speedrun race baseline record-03 best --track nano --track prose --finish"
 UNTIL = "speedrun ablate record-18 --track pico --until decided --until 1h"
+TUNE = (
+    "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
+)
 SHORTENED = {
+    TUNE: TUNE.replace("--budget 12", "--budget 2") + TINY,
     FINISH: FINISH.replace(" --track prose", "")
     + " --seeds 1 --budget 5"
     + "".join(f" --set {word}" for word in SMALL),

@@ -13,6 +13,7 @@ from speedrun.science.ablate import ablate
 from speedrun.science.compare import PUBLIC, Row, comparable
 from speedrun.science.race import profile, race
 from speedrun.science.results import Ablation, Effect, Race
+from speedrun.science.space import Budget
 from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text
 
@@ -28,6 +29,7 @@ def race_command(
     seeds: int | None,
     until: Sequence[str],
     finish: bool,
+    tuned: str,
     budget: int | None,
     out: Path,
     overrides: Sequence[str],
@@ -40,6 +42,7 @@ def race_command(
     for track in tracks:
         folder = out if len(tracks) == 1 else out / Path(track).stem
         found = race(recipes=recipes, track=track, seeds=fixed, until=limit, finished=finish,
+                     tuned=Budget.parse(tuned) if tuned else None,
                      budget=budget, out=folder, overrides=overrides, jobs_at_once=jobs,
                      say=say)  # fmt: skip
         print_race(found)
@@ -81,9 +84,10 @@ def seeds_of(seeds: int | None, until: Sequence[str]) -> int:
 
 def print_race(found: Race) -> None:
     what = "shortest runs that end at" if found.finished else "to"
+    tuned = f", each recipe's rates tuned with {found.tuned}" if found.tuned else ""
     print(
         f"\n{what} a validation loss of {found.target} on {found.track}, {found.seeds} "
-        f"seeds: mean +- standard deviation [95% interval]; ratios to {found.order[0]}"
+        f"seeds{tuned}: mean +- standard deviation [95% interval]; ratios to {found.order[0]}"
     )
     timed = found.jobs == 1 and not found.finished
     rows, costs = [], []

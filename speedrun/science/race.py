@@ -3,7 +3,8 @@
 Every run ends at the first validation at or below the track's target, or at its budget of steps. A
 recipe's cost is what its runs needed to cross the target; `compare.py` has the statistics. With
 `finished` it is the shortest run that ends at the target instead, schedule and all (`finish.py`).
-With `until` seeds are added one at a time until each recipe is told apart from the first.
+With `until` seeds are added one at a time until each recipe is told apart from the first. With
+`tuned` every recipe's rates are searched first, for the same budget (`tune.py`).
 
 At the end the last weights of every run are evaluated on the test split, once, so that the losses
 they were chosen by stand beside losses on text that nobody looked at.
@@ -30,6 +31,8 @@ from speedrun.science.jobs import (
 )
 from speedrun.science.results import Effect, Race
 from speedrun.science.share import ONE_A_CORE, share_machine
+from speedrun.science.space import Budget
+from speedrun.science.tune import default_ranges, tune
 from speedrun.science.until import Until
 from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
@@ -45,6 +48,7 @@ def race(
     seeds: int = 3,
     until: Until | None = None,
     finished: bool = False,
+    tuned: Budget | None = None,
     out: Path,
     say: Callable[[str], None],
     overrides: Sequence[str] = (),
@@ -64,6 +68,8 @@ def race(
         )
     own = ("train.seed", "train.stop", "machine.jobs", *(("train.steps",) if finished else ()))
     refuse_own_keys(overrides, own)
+    if tuned:
+        recipes = _tune(recipes, track, tuned, overrides, out, say)
     variants = _variants(recipes, track, overrides, None if finished else budget, finished)
     jobs = plan_jobs(variants, track, range(2 if until else seeds))
     target = _common_target(jobs, track)
@@ -88,6 +94,7 @@ def race(
         track=track,
         target=target,
         seeds=max(Counter(entry.recipe for entry in entries).values(), default=0),
+        tuned=str(tuned) if tuned else None,
         finished=finished,
         until=until.text if until else None,
         stopped=stopped,
@@ -102,6 +109,30 @@ def race(
     )
     found.write(out / "race.json")
     return found
+
+
+def _tune(
+    recipes: Sequence[str],
+    track: str,
+    budget: Budget,
+    overrides: Sequence[str],
+    out: Path,
+    say: Callable[[str], None],
+) -> list[str]:
+    """The recipes with their rates searched, each with the same budget and ranges as wide.
+
+    How many trials go at a time is the machine's affair: no seconds are compared in them.
+    """
+    files = []
+    for recipe in recipes:
+        config = resolve(recipe, track, overrides).config
+        over = default_ranges(config)
+        say(f"tuning {config.recipe} with {budget} over {', '.join(map(str, over))}")
+        folder = out / "tuning" / config.recipe
+        found = tune(recipe=recipe, track=track, over=over, budget=budget, out=folder, say=say,
+                     overrides=overrides)  # fmt: skip
+        files.append(str(folder / found.file))
+    return files
 
 
 def _variants(

@@ -47,6 +47,7 @@ class Race(BaseModel, frozen=True):
     track: str | None = None
     target: float | None = None
     seeds: int | None = None
+    tuned: str | None = None  # the budget that each recipe was tuned with before
     finished: bool = False  # the shortest runs whose last loss reaches the target
     until: str | None = None  # as asked for; None: the number of seeds was fixed beforehand
     stopped: str | None = None  # what ended it: decided, time or seeds

@@ -11,6 +11,7 @@ import pytest
 from speedrun.commands import race as command
 from speedrun.science.compare import Entry
 from speedrun.science.results import Ablation, Effect, Race
+from speedrun.science.space import Budget
 
 Output = pytest.CaptureFixture[str]
 RACE = Race(
@@ -114,13 +115,14 @@ def test_requests_pass_through_and_a_page_is_written(
         "recipes": ["slow", "fast"], "seeds": 2, "budget": 9, "out": tmp_path,
         "overrides": ["a=1"], "jobs": 2, "until": [],
     }  # fmt: skip
-    command.race_command(**race_request, tracks=["nano"], finish=True)
+    command.race_command(**race_request, tracks=["nano"], finish=True, tuned="12")
     ablation_request: dict[str, Any] = {
         "recipe": "modern", "track": "nano", "seeds": 3, "switches": ["b=2"], "out": tmp_path,
         "alpha": 0.1, "margin": 0.02, "overrides": [], "jobs": None, "until": [],
     }  # fmt: skip
     command.ablate_command(**ablation_request)
-    race_request |= {"track": "nano", "finished": True, "until": None}
+    race_request |= {"track": "nano", "finished": True, "until": None,
+                     "tuned": Budget(trials=12)}  # fmt: skip
     ablation_request |= {"until": None}
     assert asked == {"race.json": race_request, "ablation.json": ablation_request}
     assert capsys.readouterr().out.startswith("a run\n")
