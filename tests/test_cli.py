@@ -88,7 +88,7 @@ def test_dry_run_says_where_values_come_from_and_what_they_cost(tmp_path: Path) 
     assert rows["train.steps"] == ["100", "option"]
     assert rows["batch.tokens"][1:] == ["track", "nano"]
     assert rows["schedule.cooldown"][1:] == ["recipe", "modern"]
-    assert rows["optimizer.hidden.lr"][1:] == ["recipe", "modern", "x", "4", "(track", "nano)"]
+    assert rows["optimizer.hidden.lr"][1:] == ["recipe", "modern", "x", "1.4", "(track", "nano)"]
     assert rows["model.bias"] == ["false", "default"]
     for words in ("hidden", "embedding", "FLOPs per token", "steps, tokens", "peak memory"):
         assert words in done.stdout
