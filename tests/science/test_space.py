@@ -38,7 +38,7 @@ def test_one_dimension_is_the_golden_ratio() -> None:
         assert spread(index, 1)[0] == pytest.approx((0.5 + index * golden) % 1, abs=1e-9)
 
 
-@given(st.floats(0, 1), st.booleans())
+@given(st.integers(0, 10_000).map(lambda part: part / 10_000), st.booleans())
 def test_values_are_in_the_range_and_places_lead_back(place: float, log: bool) -> None:
     one = Range(key="optimizer.head.lr", low=0.00123456789, high=0.0987654321, log=log)
     value = one.value(place)
