@@ -33,7 +33,7 @@ setup: .venv/ready
 # The main job: train a small GPT on this machine's Python library, then let it write. It stops on
 # the way, where its text reads like Python; its last lines say how to go on to the full length.
 run: setup
-	@$(BIN)/speedrun train best --track nano --stop-after 90 $(ARGS)
+	@$(BIN)/speedrun train best --track nano --stop-after 96 $(ARGS)
 
 test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/integration $(ARGS)

@@ -193,7 +193,10 @@ def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
     if summary.val_loss is not None:
         bits = "" if summary.val_bpb is None else f", {summary.val_bpb:.4f} bits/byte"
         loss = f"{summary.val_loss:.4f} nats/token{bits}"
-        facts["validation"] = f"{loss} ({summary.val_tokens:,} tokens)"
+        rows = run.read_metrics("val")
+        older = rows and rows[-1]["step"] < summary.steps
+        when = f" at step {rows[-1]['step']:,}" if older else ""
+        facts["validation"] = f"{loss}{when} ({summary.val_tokens:,} tokens)"
     if summary.target:
         verdict = "not reached"
         if summary.tokens_to_target is not None:

@@ -22,6 +22,11 @@ GRID = 1.1  # from one length to the next
 FARTHEST = 10  # places that a search moves at a time where it has not seen both sides yet
 USUAL_SLOPE = -0.5  # nats for a run e times as long, where nothing is known yet
 SHORTEST = 4  # steps
+# What an entry says of the crossing within its own run, which is no figure here.
+NO_CROSSING = dict.fromkeys(
+    ("steps_to_target", "tokens_to_target", "cell_steps", "first_validation_tokens",
+     "seconds_to_target", "wall_seconds_to_target")
+)  # fmt: skip
 
 
 @dataclass
@@ -105,13 +110,16 @@ class Search:
         share = (self.loss(low) - self.target) / (self.loss(low) - self.loss(high))
         share = share if math.isfinite(share) else 1.0  # the shorter run diverged
         steps = short * (long / short) ** share
-        return self.runs[high].model_copy(
-            update={
-                "steps_to_target": steps, "tokens_to_target": round(steps * batch_tokens),
-                "cell_steps": long - short, "first_validation_tokens": long * batch_tokens,
-                "seconds_to_target": None, "wall_seconds_to_target": None,
-            }
-        )  # fmt: skip
+        crossing = {
+            "steps_to_target": steps, "tokens_to_target": round(steps * batch_tokens),
+            "cell_steps": long - short, "first_validation_tokens": long * batch_tokens,
+        }  # fmt: skip
+        return self.runs[high].model_copy(update=NO_CROSSING | crossing)
+
+    def nearest(self) -> Entry | None:
+        """The run with the lowest loss, without a figure."""
+        best = min(self.runs, key=self.loss, default=None)
+        return None if best is None else self.runs[best].model_copy(update=NO_CROSSING)
 
 
 def finish(
@@ -139,16 +147,8 @@ def finish(
     _run(runs, share, variants, track, later, say)
     entries = []
     for (label, seed), search in (searches | later).items():
-        entry = search.result(first[label].config.batch.tokens)
-        if entry is None:  # what came nearest, without a figure
-            best = min(search.runs, key=search.loss, default=None)
-            entry = Entry(recipe=label, seed=seed)
-            if best is not None:
-                nothing = dict.fromkeys(("tokens_to_target", "steps_to_target", "cell_steps",
-                                         "first_validation_tokens", "seconds_to_target",
-                                         "wall_seconds_to_target"))  # fmt: skip
-                entry = search.runs[best].model_copy(update=nothing)
-        entries.append(entry)
+        found_entry = search.result(first[label].config.batch.tokens) or search.nearest()
+        entries.append(found_entry or Entry(recipe=label, seed=seed))
     return sorted(entries, key=lambda entry: entry.seed)
 
 

@@ -219,6 +219,17 @@ def test_the_result_shows_what_there_is(
     assert not any(words in said for words in hidden)
 
 
+@pytest.mark.parametrize(("step", "words"), [(8, "nats/token ("), (4, "nats/token at step 4 (")])
+def test_an_older_validation_is_not_taken_for_the_ends(
+    step: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path)
+    rows = [{"kind": "val", "step": 0}, {"kind": "val", "step": step}]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print_result(resolve("modern", "nano").config, run, summary(val_bpb=None))
+    assert words in capsys.readouterr().out
+
+
 def test_the_result_stands_beside_the_race(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
