@@ -19,8 +19,9 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {
     "jsonl": r"\.(jsonl|ndjson)",
     "parquet": r"\.parquet",
-    "text": r"\.(txt|text|md|rst|tex|org|log|html?|xml|csv|tsv|toml|ya?ml|ini|cfg|sql|sh|pyi?|c|h|"
-    r"cc|cpp|hpp|cu|rs|go|java|kt|swift|jsx?|tsx?|css|rb|php|pl|lua|jl|r|scala|hs|ml|lean)",
+    "text": r"\.(txt|text|tokens|raw|md|rst|tex|org|log|html?|xml|csv|tsv|toml|ya?ml|ini|cfg|sql|"
+    r"sh|pyi?|c|h|cc|cpp|hpp|cu|rs|go|java|kt|swift|jsx?|tsx?|css|rb|php|pl|lua|jl|r|scala|hs|ml|"
+    r"lean)",  # wikitext's own files end in .tokens and .raw
 }
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20  # past this a "line" is a file of another kind, and memory has a bound

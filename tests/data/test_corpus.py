@@ -17,7 +17,7 @@ from speedrun.data.corpus import (
     open_corpus,
 )
 from speedrun.errors import ConfigError, DataError
-from tests.data.test_readers import STORIES, lines, texts
+from tests.data.test_readers import STORIES, compressed, lines, texts
 
 
 def test_folders_and_globs_are_sorted_and_hidden_files_left_out(tmp_path: Path) -> None:
@@ -34,6 +34,12 @@ def test_folders_and_globs_are_sorted_and_hidden_files_left_out(tmp_path: Path) 
     assert +notes == {OTHER_FILES: 1, BLANK: 2}
     assert corpus.names == (tmp_path.name,)
     assert corpus.total_bytes == documents[-1].read
+
+
+@pytest.mark.parametrize("name", ["wiki.train.tokens", "wiki.train.raw", "notes.TXT", "a.md.gz"])
+def test_endings_that_mean_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(compressed(b"a text", ".gz" if name.endswith("gz") else ""))
+    assert texts(tmp_path / name) == ["a text"]
 
 
 def test_files_of_a_folder_share_all_but_a_name(tmp_path: Path) -> None:
