@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
+
+if TYPE_CHECKING:
+    from tests.science.board import Board
 
 # The same examples every time: a test that passes here passes everywhere. To look for new ones:
 # HYPOTHESIS_PROFILE=default. An example may take its time: machines are slow and busy.
@@ -95,3 +99,17 @@ def tiny(tiny_dataset: Path) -> Callable[..., Config]:
         return resolve(recipe, "nano", [*TINY, f"data.dir={tiny_dataset}", *overrides]).config
 
     return make
+
+
+@pytest.fixture(scope="module")
+def made_board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    from tests.science.board import Board  # late: it imports the trainer, few tests need it
+
+    return Board(tmp_path_factory.mktemp("board"))
+
+
+@pytest.fixture
+def board(made_board: Board) -> Iterator[Board]:
+    """Its honest runs are made once a module; its tracks are built in for one test at a time."""
+    with made_board.tracks():
+        yield made_board

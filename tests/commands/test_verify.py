@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,17 +111,6 @@ def test_losses_on_different_datasets_have_no_mean(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="validated on different datasets, so their mean") as it:
         verify([one, other])
     assert it.value.exit_code == 2
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Board:
-    return Board(tmp_path_factory.mktemp("board"))
-
-
-@pytest.fixture
-def board(made: Board) -> Iterator[Board]:
-    with made.tracks():
-        yield made
 
 
 Captured = pytest.CaptureFixture[str]

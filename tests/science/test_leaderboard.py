@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,17 +35,6 @@ from tests.science.board import (
 from tests.train.heard import Heard, values
 
 ALPHA = 0.01
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Board:
-    return Board(tmp_path_factory.mktemp("board"))
-
-
-@pytest.fixture
-def board(made: Board) -> Iterator[Board]:
-    with made.tracks():
-        yield made
 
 
 def refused(runs: list[Path], rule: str, found: str = "") -> None:
