@@ -16,13 +16,16 @@ from speedrun.config.resolve import change, from_toml, resolve, to_toml
 from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset
 from speedrun.data.find import find_dataset
+from speedrun.errors import RunError
 from speedrun.files import write_json
+from speedrun.science.leaderboard import RULES, check
 from speedrun.train import checkpoint
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.session import run_training
 from tests.train.heard import ALONE, Heard
 
+ALPHA = 0.01
 SEEDS = (0, 1, 2)
 TRACK = """
 [data]
@@ -108,6 +111,16 @@ class Board:
         found = find_dataset(self.config())
         shard = next(found.glob("*val*.bin")).read_bytes()[1024:]
         return bytes(shard[i] for i in range(0, len(shard), 2) if not shard[i + 1]).decode()
+
+
+def refused(runs: list[Path], rule: str, found: str = "") -> None:
+    """By this rule, which is quoted whole, with a word on what was found."""
+    with pytest.raises(RunError) as caught:
+        check(runs, ALPHA)
+    text = str(caught.value)
+    assert RULES[rule].format(alpha=ALPHA) in text
+    assert found in text
+    assert "\n" not in text
 
 
 def edit_summary(path: Path, **changes: Any) -> None:
