@@ -1,4 +1,4 @@
-"""The `speedrun` command: verbs only.
+"""The `speedrun` command: verbs only; those that compare and measure are in measure.py.
 
 Each verb imports what it needs when it runs, so `speedrun --help` never loads torch. A user's
 mistake is a `SpeedrunError`: its sentence goes to stderr and its code to the shell.
@@ -16,6 +16,8 @@ import typer
 import typer.core
 
 from speedrun import __version__
+from speedrun.cli.measure import Track
+from speedrun.cli.measure import app as measure_app
 from speedrun.errors import ConfigError, SpeedrunError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ app = typer.Typer(
 recipes_app = typer.Typer(help="How to train: list, show and compare recipes.")
 tracks_app = typer.Typer(help="What is raced: list, show and compare tracks.")
 data_app = typer.Typer(help="Build, inspect, verify and download datasets.", no_args_is_help=True)
+app.add_typer(measure_app)  # without a name: its verbs are listed after those of this file
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(tracks_app, name="tracks")
 app.add_typer(data_app, name="data")
@@ -41,7 +44,6 @@ Overrides = Annotated[
     typer.Argument(help="key=value, for example model.layers=6", metavar="KEY=VALUE..."),
 ]
 Name = Annotated[str, typer.Argument(help="Name, or path to a .toml file.")]
-Track = Annotated[str, typer.Option(help="Track name or path to a .toml file.")]
 
 
 def _version(wanted: bool) -> None:
@@ -261,199 +263,6 @@ def download(
     from speedrun.commands.data import download_command
 
     download_command(name, out or Path("data") / name, shards)
-
-
-Seeds = Annotated[
-    int | None,
-    typer.Option(help="Runs of each, with seeds 0, 1, ...: 3 if not given.", min=1,
-                 show_default=False),
-]  # fmt: skip
-UntilOption = Annotated[
-    list[str] | None,
-    typer.Option("--until", help="Add seeds until decided, or until 2h, or until '12 seeds'."),
-]
-SetOverrides = Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        help="Runs at a time, which then share the cores and compare no seconds; 0: one a core. "
-        "Default: 1 in a race, 0 in an ablation or a tuning, or as it was begun.",
-        min=0,
-        show_default=False,
-    ),
-]
-RACE = Path("races/race")
-
-
-@app.command(epilog="Example:  speedrun race baseline record-18 best --track nano --seeds 3")
-def race(
-    recipes: Annotated[list[str], typer.Argument(help="Recipe names or paths.")],
-    track: Annotated[
-        list[str] | None,
-        typer.Option(help="Track name or path; several make a race each.", show_default="nano"),
-    ] = None,
-    seeds: Seeds = None,
-    until: UntilOption = None,
-    finish: Annotated[
-        bool, typer.Option("--finish", help="Shortest runs that end at the target.")
-    ] = False,
-    tuned: Annotated[
-        str, typer.Option(help="Tune each recipe's rates first: trials (12) or a time (30m) each.")
-    ] = "",
-    budget: Annotated[int | None, typer.Option(help="Most steps of a run.", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the race; finished runs stay.")] = RACE,
-    jobs: Jobs = None,
-    override: SetOverrides = None,
-) -> None:
-    """Race recipes to the track's target: seeds, intervals, ratios, race.json and a page."""
-    from speedrun.commands.race import race_command
-
-    race_command(
-        recipes=recipes, tracks=track or ["nano"], seeds=seeds, until=until or [], finish=finish,
-        tuned=tuned, budget=budget, out=out, jobs=jobs, overrides=override or [],
-    )  # fmt: skip
-
-
-def _keys(incomplete: str) -> list[str]:
-    from speedrun.config.resolve import describe
-
-    return [f"{key}=" for key in describe() if key.startswith(incomplete)]
-
-
-@app.command(epilog="Example:  speedrun ablate record-18 --track pico --until decided --until 1h")
-def ablate(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
-    track: Track = "nano",
-    seeds: Seeds = None,
-    until: UntilOption = None,
-    switch: Annotated[
-        list[str] | None,
-        typer.Option(help="key=value; without: every technique off.", autocompletion=_keys),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
-    alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,
-    margin: Annotated[float, typer.Option(help="Nats within which effects are equal.")] = 0.01,
-    jobs: Jobs = None,
-    override: SetOverrides = None,
-) -> None:
-    """Switch a recipe's techniques off one at a time, paired by seed: helps, hurts or equal?"""
-    from speedrun.commands.race import ablate_command
-
-    ablate_command(
-        recipe=recipe, track=track, seeds=seeds, until=until or [], switches=switch or [], out=out,
-        alpha=alpha, margin=margin, jobs=jobs, overrides=override or [],
-    )  # fmt: skip
-
-
-@app.command(
-    epilog="Example:  speedrun tune modern --over optimizer.hidden.lr=0.0003..0.01:log --budget 12"
-)
-def tune(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
-    budget: Annotated[
-        str, typer.Option(help="Trials (12), the recipe as it stands included, or a time (30m).")
-    ],
-    over: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="KEY=LOW..HIGH, with :log after it on a log scale; may be given several times. "
-            "Default: the rates of the hidden matrices (1/6 to 6 times) and the head (1/4 to 4).",
-            autocompletion=_keys,
-            show_default=False,
-        ),
-    ] = None,
-    track: Track = "nano",
-    seeds: Annotated[
-        int, typer.Option(help="Runs of each trial, with seeds 1000, 1001, ...", min=1)
-    ] = 1,
-    out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/tuning"),
-    jobs: Jobs = None,
-    override: SetOverrides = None,
-) -> None:
-    """Search the best values of a recipe's keys on seeds and rows that no race uses."""
-    from speedrun.commands.tune import tune_command
-
-    tune_command(
-        recipe=recipe, track=track, over=over or [], budget=budget, seeds=seeds, out=out, jobs=jobs,
-        overrides=override or [],
-    )  # fmt: skip
-
-
-@app.command("verify", epilog="Example:  speedrun verify runs/a runs/b runs/c --target 3.28")
-def verify_claim(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders.")] = None,
-    target: Annotated[float | None, typer.Option(help="Default: the runs' own.")] = None,
-    alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
-    losses: Annotated[
-        Path | None, typer.Option(help="A file: one loss a line, or a column val_loss.")
-    ] = None,
-    sigma: Annotated[float | None, typer.Option(help="Known spread: z-test.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
-    """Test that the mean loss is below a target. Exit 0: it holds, 1: not, 2: misuse."""
-    from speedrun.commands.verify import verify_command
-
-    sys.exit(
-        verify_command(
-            runs=runs or [], target=target, alpha=alpha, losses=losses, sigma=sigma, as_json=as_json
-        )
-    )
-
-
-@app.command(epilog="Example:  speedrun report races/race --out race.html")
-def report(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, races, ablations or tunings.")],
-    out: Annotated[Path | None, typer.Option(help="The page; default: report.html.")] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Serve it live on this machine only.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="Port for --watch.", min=0, max=65535)] = 8765,
-) -> None:
-    """Draw runs, a race, an ablation or a tuning as one page that needs no network."""
-    from speedrun.commands.report import report_command
-
-    report_command(paths=paths, out=out, watch=watch, port=port)
-
-
-@app.command(epilog="Example:  speedrun submit runs/a runs/b runs/c")
-def submit(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of one recipe.")],
-    file: Annotated[Path, typer.Option(help="The leaderboard.")] = Path("leaderboard.json"),
-    alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
-) -> None:
-    """Check runs against the track's rules and add them to the leaderboard."""
-    from speedrun.commands.verify import submit_command
-
-    submit_command(runs=runs, file=file, alpha=alpha)
-
-
-@app.command()
-def leaderboard(
-    file: Annotated[Path, typer.Option(help="The leaderboard.")] = Path("leaderboard.json"),
-) -> None:
-    """Show the leaderboard."""
-    from speedrun.commands.verify import leaderboard_command
-
-    leaderboard_command(file=file)
-
-
-@app.command()
-def doctor() -> None:
-    """Say what this machine has, which backend would be used and why, and what is missing."""
-    from speedrun.commands.doctor import doctor_command
-
-    doctor_command()
-
-
-@app.command(epilog="Example:  speedrun bench loader --json")
-def bench(
-    name: Annotated[str, typer.Argument(help="What to measure; without a name: all.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One flat JSON object.")] = False,
-) -> None:
-    """Measure side by side on this machine and print ratios."""
-    from speedrun.commands.bench import bench_command
-
-    bench_command(name, as_json)
 
 
 def main() -> None:
