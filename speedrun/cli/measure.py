@@ -18,7 +18,11 @@ Seeds = Annotated[
 ]  # fmt: skip
 UntilOption = Annotated[
     list[str] | None,
-    typer.Option("--until", help="Add seeds until decided, or until 2h, or until '12 seeds'."),
+    typer.Option(
+        "--until",
+        help="Add seeds until decided, or until 2h (which tracks share, without tuning), or until "
+        "'12 seeds'.",
+    ),
 ]
 SetOverrides = Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")]
 Jobs = Annotated[
@@ -42,6 +46,13 @@ def race(
     ] = None,
     seeds: Seeds = None,
     until: UntilOption = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            help="With --until: share of tokens within which recipes are equal.",
+            show_default="0.05",
+        ),
+    ] = None,
     finish: Annotated[
         bool, typer.Option("--finish", help="Shortest runs that end at the target.")
     ] = False,
@@ -57,8 +68,8 @@ def race(
     from speedrun.commands.race import race_command
 
     race_command(
-        recipes=recipes, tracks=track or ["nano"], seeds=seeds, until=until or [], finish=finish,
-        tuned=tuned, budget=budget, out=out, jobs=jobs, overrides=override or [],
+        recipes=recipes, tracks=track or ["nano"], seeds=seeds, until=until or [], margin=margin,
+        finish=finish, tuned=tuned, budget=budget, out=out, jobs=jobs, overrides=override or [],
     )  # fmt: skip
 
 

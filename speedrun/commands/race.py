@@ -28,6 +28,7 @@ def race_command(
     tracks: Sequence[str],
     seeds: int | None,
     until: Sequence[str],
+    margin: float | None,
     finish: bool,
     tuned: str,
     budget: int | None,
@@ -38,11 +39,13 @@ def race_command(
     fixed, limit = seeds_of(seeds, until), Until.parse(until)
     if len(set(tracks)) < len(tracks):
         raise ConfigError("--track names a track twice; each is raced once")
+    if limit:
+        limit = limit.each_of(len(tracks))
     races = []
     for track in tracks:
         folder = out if len(tracks) == 1 else out / Path(track).stem
-        found = race(recipes=recipes, track=track, seeds=fixed, until=limit, finished=finish,
-                     tuned=Budget.parse(tuned) if tuned else None,
+        found = race(recipes=recipes, track=track, seeds=fixed, until=limit, margin=margin,
+                     finished=finish, tuned=Budget.parse(tuned) if tuned else None,
                      budget=budget, out=folder, overrides=overrides, jobs_at_once=jobs,
                      say=say)  # fmt: skip
         print_race(found)
@@ -92,7 +95,8 @@ def print_race(found: Race) -> None:
     timed = found.jobs == 1 and not found.finished
     rows, costs = [], []
     for recipe, table in found.statistics().items():
-        params = next(entry.params for entry in found.entries if entry.recipe == recipe)
+        sizes = (entry.params for entry in found.entries if entry.recipe == recipe)
+        params = next(filter(None, sizes), None)  # none: out of time, or all diverged
         memory = table["peak_memory_bytes"].mean
         size = "-" if memory is None else size_text(memory)
         losses = (_mean(table[loss], ".4f", "not tested") for loss in ("val_loss", "test_loss"))
@@ -117,12 +121,16 @@ def print_race(found: Race) -> None:
     for effect in found.effects:
         ends = (effect.effect, effect.low, effect.high)
         ratio, low, high = (None if end is None else math.exp(end) for end in ends)
-        verdict = {"helps": "needs more tokens", "hurts": "needs fewer tokens"}.get(
-            effect.verdict or "", effect.note or "undecided"
-        )
+        verdict = {
+            "helps": "needs more tokens", "hurts": "needs fewer tokens",
+            "equal": f"equal within {100 * (found.margin or 0):g}%",
+        }.get(effect.verdict or "", effect.note or "undecided")  # fmt: skip
         print(f"{effect.switch}: {_number(ratio, '.3f')}{_interval(low, high, '.3f')} times the "
               f"tokens of {found.order[0]}, {effect.n} seeds, p {_number(effect.p_holm, '.2g')}: "
               f"{verdict}")  # fmt: skip
+    if found.effects:
+        print("intervals of the table are for a number of seeds fixed beforehand, those of the "
+              f"lines below it hold at every look; {_ending(found, 'recipe')}")  # fmt: skip
     for note in found.notes:
         print(f"note: {note}")
     if found.jobs > 1 and not found.finished:
@@ -196,15 +204,23 @@ def _print_watched(found: Ablation) -> None:
     ]
     effect = f"effect on the last loss in nats [{level} at every look]"
     print_table(("switch", "seeds", effect, "p (effect)", "p (equal)", "verdict"), rows)
-    left = [effect.switch for effect in found.effects if effect.verdict == "undecided"]
-    ended = {"time": "out of time", "seeds": "out of seeds"}.get(found.stopped or "", "decided")
-    undecided = f", undecided: {', '.join(left)}; the same command goes on" if left else ""
-    print(f"\n{ended} after {(found.seconds or 0) / 60:.0f} min{undecided}")
+    print(f"\n{_ending(found, 'switch')} after {(found.seconds or 0) / 60:.0f} min")
     print(
         f"p-values may be looked at after every seed, and are corrected over {len(rows)} switch"
         f"{'es' if len(rows) > 1 else ''}; "
         f"decided at {alpha:g}; equal: within {margin:g} nats (docs/deciding.md)"
     )
+
+
+def _ending(found: Race | Ablation, what: str) -> str:
+    """What ended the adding of seeds, and how to go on with what is undecided."""
+    left = [effect.switch for effect in found.effects if effect.verdict == "undecided"]
+    named = ", ".join(left)
+    return {
+        "time": f"out of time, undecided: {named}; the same command goes on",
+        "seeds": f"out of seeds, undecided: {named}; a larger number of seeds goes on",
+        "stuck": f"no further seed would settle: {named}",
+    }.get(found.stopped or "", f"every {what} decided")
 
 
 def _shared(jobs: int) -> str:

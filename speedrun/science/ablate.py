@@ -22,7 +22,7 @@ from pathlib import Path
 from speedrun.config.resolve import describe, parse_override, resolve, techniques, toml_text
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
-from speedrun.science.adding import Adding, Runs, last_loss
+from speedrun.science.adding import LOSS, Adding, Runs, last_loss
 from speedrun.science.compare import Entry, cell_width, comparable
 from speedrun.science.jobs import RunSet, common_dataset, plan_jobs, refuse_own_keys, this_command
 from speedrun.science.results import Ablation, Effect
@@ -97,7 +97,7 @@ def ablate(
         metrics = comparable(METRICS, share.jobs)
         found = effects(by_switch, [*runs[name].values()], alpha, margin, metrics)
     else:
-        adding = Adding(made, share, variants, track, last_loss, alpha, margin)
+        adding = Adding(made, share, variants, track, LOSS, alpha, margin)
         decisions, runs, stopped = adding.run(until, say)
         found = adding.effects(decisions, "val_loss")
     result = Ablation(

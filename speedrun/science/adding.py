@@ -16,6 +16,7 @@ from speedrun.science.jobs import RunSet, plan_jobs
 from speedrun.science.results import Effect
 from speedrun.science.sequential import Decision, decide, needs_more
 from speedrun.science.share import Share
+from speedrun.science.stats import EPSILON
 from speedrun.science.until import Until
 
 Runs = dict[str, dict[int, Entry]]  # by label and seed
@@ -31,12 +32,37 @@ def log_tokens(entry: Entry) -> float:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What of a run is judged, half the width of what it is known to, and a word for it."""
+
+    of: Callable[[Entry], float]
+    half_cell: Callable[[Entry], float]
+    word: str
+
+
+def _half_resolution(entry: Entry) -> float:
+    """Losses are computed in 32 bits."""
+    return EPSILON / 2 * abs(last_loss(entry))
+
+
+def _half_cell(entry: Entry) -> float:
+    """Half the cell between two validations, as a part of the logarithm."""
+    if not entry.cell_steps or not entry.steps_to_target:
+        return 0.0
+    return math.atanh(min(0.99, entry.cell_steps / entry.steps_to_target / 2))
+
+
+LOSS = Figure(last_loss, _half_resolution, "a loss")
+TOKENS = Figure(log_tokens, _half_cell, "a crossing of the target")
+
+
+@dataclass(frozen=True)
 class Adding:
     made: RunSet
     share: Share
     variants: Mapping[str, tuple[str, Sequence[str]]]  # by label: recipe and overrides
     track: str
-    figure: Callable[[Entry], float]  # whose differences are judged
+    figure: Figure  # whose differences are judged
     alpha: float
     margin: float | None  # differences within it are equal
 
@@ -47,15 +73,17 @@ class Adding:
     def run(
         self, until: Until, say: Callable[[str], None]
     ) -> tuple[dict[str, Decision], Runs, str]:
-        """Decisions, runs, and what ended it: decided, seeds or time."""
+        """Decisions, runs, and what ended it: decided, stuck, seeds or time."""
         runs: Runs = {label: {} for label in self.variants}
         for seed in count():
             decisions = self._decide(runs)
             wanted = needs_more(decisions)
             if seed:
-                say(self._so_far(decisions, seed))
+                whole = all(seed - 1 in runs[label] for label in wanted)
+                say(self._so_far(decisions, seed if whole else seed - 1))
             if not wanted:
-                return decisions, runs, "decided"
+                stuck = any(found.verdict == "undecided" for found in decisions.values())
+                return decisions, runs, "stuck" if stuck else "decided"
             if seed == until.seeds or until.over:
                 return decisions, runs, "seeds" if seed == until.seeds else "time"
             chosen = {label: self.variants[label] for label in (self.first, *wanted)}
@@ -67,14 +95,16 @@ class Adding:
 
     def _decide(self, runs: Runs) -> dict[str, Decision]:
         """Of every variant, from the seeds that it and the first both have, in their order."""
-        control = runs[self.first]
-        family = {
-            label: [self.figure(runs[label][seed]) - self.figure(control[seed])
-                    for seed in sorted(runs[label].keys() & control.keys())]
-            for label in self.variants
-            if label != self.first
-        }  # fmt: skip
-        return decide(family, self.alpha, self.margin)
+        control, figure = runs[self.first], self.figure
+        family, cells = {}, {}
+        for label in self.variants:
+            if label != self.first:
+                seeds = sorted(runs[label].keys() & control.keys())
+                pairs = [(runs[label][seed], control[seed]) for seed in seeds]
+                family[label] = [figure.of(one) - figure.of(other) for one, other in pairs]
+                cells[label] = [figure.half_cell(one) + figure.half_cell(other)
+                                for one, other in pairs]  # fmt: skip
+        return decide(family, self.alpha, self.margin, cells=cells, figure=figure.word)
 
     def _so_far(self, decisions: Mapping[str, Decision], seeds: int) -> str:
         verdicts: dict[str, list[str]] = {}

@@ -124,10 +124,11 @@ def cell_width(runs: Sequence[Entry], metric: str) -> float:
     """
     if metric not in (*TO_TARGET, PUBLIC):
         return 0.0
+    crossing = "tokens_to_target" if metric == PUBLIC else metric  # which is at the cell's end
     widths = [
         float(value) * run.cell_steps / run.steps_to_target
         for run in runs
-        if (value := getattr(run, metric)) and run.cell_steps and run.steps_to_target
+        if (value := getattr(run, crossing)) and run.cell_steps and run.steps_to_target
     ]
     return math.sqrt(fmean(width**2 for width in widths)) if widths else 0.0
 

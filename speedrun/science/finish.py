@@ -72,8 +72,10 @@ class Search:
         elif pair := self.bracket():
             low, high = pair
             share = (self.loss(low) - self.target) / (self.loss(low) - self.loss(high))
-            inside = low + round(share * (high - low)) if math.isfinite(share) else low + 1
-            places = [min(max(inside, low + 1), high - 1)]
+            inside = low + share * (high - low) if math.isfinite(share) else low + 1
+            ends = {self.steps(low), self.steps(high)}  # short lengths lie close together
+            new = (place for place in range(low + 1, high) if self.steps(place) not in ends)
+            places = [min(new, key=lambda place: abs(place - inside))]
         else:
             places = [self._outward()]
         fitting = [place for place in places

@@ -126,14 +126,12 @@ class RunSet:
         jobs: Sequence[Job],
         say: Callable[[str], None],
         deadline: float | None = None,
-        *,
-        may_diverge: bool = False,
     ) -> list[Entry | None]:
         """The same, with None for what was not made by the deadline, of `time.monotonic`.
 
         After a failure no run is begun, and those under way come to their end, to be found by the
         next attempt. A signal and the deadline end all of them, each with a checkpoint to go on
-        from. A run that `may_diverge` and gave up has an entry without a loss, and is no failure.
+        from. A run that diverged and gave up has an entry without a loss, and is no failure.
         """
         at_once = max(job.config.machine.jobs for job in jobs)
         texts = [f"[{i}/{len(jobs)}] {job.label}, seed {job.seed}" for i, job in enumerate(jobs, 1)]
@@ -145,7 +143,7 @@ class RunSet:
             if children.asked or (children.late and child.poll() in TERMINATED):
                 return
             try:
-                found[number] = summary = self._result(jobs[number], child, may_diverge)
+                found[number] = summary = self._result(jobs[number], child)
                 say(f"{texts[number]}: {_result_text(summary, at_once)}")
             except RunError as error:
                 failures.append(error)
@@ -155,7 +153,7 @@ class RunSet:
         with Children() as children:
             for number, job in enumerate(jobs):
                 summary = self.finished(job)
-                if summary or (may_diverge and self.diverged(job)):
+                if summary or self.diverged(job):
                     say(f"{texts[number]}: found {'finished' if summary else 'diverged'}")
                     found[number] = summary
                     continue
@@ -189,10 +187,9 @@ class RunSet:
         return [*words, "--run", str(run.path), "--checkpoint-every", CHECKPOINT_EVERY,
                 "--keep", "1", "--sample-tokens", "0"]  # fmt: skip
 
-    def _result(self, job: Job, child: Child, may_diverge: bool) -> Summary | None:
+    def _result(self, job: Job, child: Child) -> Summary | None:
         summary, code = self.finished(job), child.poll()
-        gave_up = may_diverge and self.diverged(job)
-        if not gave_up and (code != 0 or summary is None):
+        if not self.diverged(job) and (code != 0 or summary is None):
             raise RunError(
                 f"the run of {job.label} with seed {job.seed} failed with exit code {code}: "
                 f"{child.last_words()}"

@@ -3,8 +3,9 @@
 Every run ends at the first validation at or below the track's target, or at its budget of steps. A
 recipe's cost is what its runs needed to cross the target; `compare.py` has the statistics. With
 `finished` it is the shortest run that ends at the target instead, schedule and all (`finish.py`).
-With `until` seeds are added one at a time until each recipe is told apart from the first. With
-`tuned` every recipe's rates are searched first, for the same budget (`tune.py`).
+With `until` seeds are added one at a time until each recipe is told apart from the first, or shown
+to be equal within a margin. With `tuned` every recipe's rates are searched first, for the same
+budget (`tune.py`).
 
 At the end the last weights of every run are evaluated on the test split, once, so that the losses
 they were chosen by stand beside losses on text that nobody looked at.
@@ -12,13 +13,14 @@ they were chosen by stand beside losses on text that nobody looked at.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.science.adding import Adding, log_tokens
+from speedrun.science.adding import TOKENS, Adding
 from speedrun.science.compare import TIMES, Entry
 from speedrun.science.finish import finish
 from speedrun.science.jobs import (
@@ -39,6 +41,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment
 
 ALPHA = 0.05  # of the decisions that `until` waits for
+MARGIN = 0.05  # share of the tokens within which two recipes are equal
 
 
 def race(
@@ -47,6 +50,7 @@ def race(
     track: str,
     seeds: int = 3,
     until: Until | None = None,
+    margin: float | None = None,
     finished: bool = False,
     tuned: Budget | None = None,
     out: Path,
@@ -66,6 +70,11 @@ def race(
         raise ConfigError(
             "--until cannot be used with --finish, whose seeds are fixed beforehand; give --seeds"
         )
+    if margin is not None and not until:
+        raise ConfigError("--margin is for --until, which adds seeds until recipes are told apart")
+    within = MARGIN if margin is None else margin
+    if not 0 < within < 1:
+        raise ConfigError(f"--margin {margin} cannot be used: it is a share of tokens, as 0.05")
     own = ("train.seed", "train.stop", "machine.jobs", *(("train.steps",) if finished else ()))
     refuse_own_keys(overrides, own)
     if tuned:
@@ -82,8 +91,8 @@ def race(
     if finished:
         entries = finish(runs, share, variants, track, seeds, target, budget, say)
     elif until:
-        adding = Adding(runs, share, variants, track, log_tokens, ALPHA, None)
-        decisions, by_label, stopped = adding.run(until, say)
+        adding = Adding(runs, share, variants, track, TOKENS, ALPHA, math.log1p(within))
+        decisions, by_label, stopped = adding.run(until.from_now(), say)
         effects = adding.effects(decisions, "log tokens_to_target")
         entries = [entry for group in by_label.values() for entry in group.values()]
     else:
@@ -99,6 +108,7 @@ def race(
         until=until.text if until else None,
         stopped=stopped,
         alpha=ALPHA if until else None,
+        margin=within if until else None,
         jobs=share.jobs,
         command=this_command(),
         dataset_fingerprint=fingerprint,

@@ -10,7 +10,13 @@ to stop.
 The stake is a Bayes factor of the t statistic with a normal prior of variance g on the effect in
 standard deviations (Gonen et al. 2005; as a bet Lindon et al., arXiv 2210.08589). It holds for
 normal differences of whatever spread, and switches may depend on each other, as they do when all
-are compared with the same runs.
+are compared with the same runs. Few values that happen to be alike have a small spread, whatever
+they were drawn from, so no look counts before `fewest_pairs`.
+
+A figure may be known to a cell alone, as a crossing between two validations is. How far into their
+cells the true figures lie is a share that seeds have in common, so every share has to be bet
+against. The stake is smallest, and the interval ends, where all differences are at the lower or all
+at the upper ends of their cells: those two rows of numbers are watched.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 from typing import Literal
 
 from speedrun.science.stats import holm
@@ -26,9 +33,19 @@ from speedrun.science.stats import holm
 PRIOR = 5.0  # g: the larger, the fewer pairs settle a large effect, and the more a small one takes
 LARGEST_LOG = 700.0  # e^700 and e^-700 are floats, so no p-value is 0 and no factor infinite
 CONTRADICTION = "earlier and later seeds contradict each other: no mean fits both"
+COARSE = "the figures are known less well than the margin asks, with any number of seeds"
 
 Verdict = Literal["helps", "hurts", "equal", "undecided"]
 P = float | None  # None: could not be asked
+
+
+def fewest_pairs(alpha: float, switches: int) -> int:
+    """As many as a sign test wants, all of them on one side, in a family of so many switches.
+
+    Differences of two runs that differ in nothing but luck are as often above 0 as below, whatever
+    their distribution, so that n of them lie on one side with a chance of 2^(1 - n).
+    """
+    return 1 + math.ceil(math.log2(max(1, switches) / alpha))
 
 
 @dataclass(frozen=True)
@@ -157,14 +174,34 @@ def critical_t(n: int, alpha: float = 0.05, g: float = PRIOR) -> float | None:
     return math.sqrt((n - 1) * (wanted - 1.0) / (1.0 - wanted / grown))
 
 
-def _narrowed(
-    so_far: Interval, n: int, mean: float, spread: float, alpha: float, g: float
-) -> Interval:
+Ends = tuple[tuple[float, float], ...]  # mean and deviation at each end of the cells
+
+
+def _ends(
+    differences: Sequence[float], cells: Sequence[float] | None
+) -> Iterator[tuple[int, Ends]]:
+    """n, and mean and deviation of the first n, with all at the lower and all at the upper ends.
+
+    `cells` are half as wide as what each difference is known to; None: they are exact, and there
+    is one end.
+    """
+    if cells is None:
+        for n, mean, spread in _prefixes(differences):
+            yield n, ((mean, spread),)
+        return
+    lower = _prefixes([d - half for d, half in zip(differences, cells, strict=True)])
+    upper = _prefixes([d + half for d, half in zip(differences, cells, strict=True)])
+    for (n, *low), (_, *high) in zip(lower, upper, strict=True):
+        yield n, ((low[0], low[1]), (high[0], high[1]))
+
+
+def _narrowed(so_far: Interval, n: int, ends: Ends, alpha: float, g: float) -> Interval:
     t = critical_t(n, alpha, g)
     if t is None:
         return so_far
-    half = t * spread / math.sqrt(n)
-    low, high = mean - half, mean + half
+    # Either end of the cells may be where the interval ends: the spread differs between them.
+    low = min(mean - t * spread / math.sqrt(n) for mean, spread in ends)
+    high = max(mean + t * spread / math.sqrt(n) for mean, spread in ends)
     if so_far.empty:
         return Interval(low, high, empty=True)
     both_low = low if so_far.low is None else max(low, so_far.low)
@@ -175,7 +212,10 @@ def _narrowed(
 
 
 def confidence_sequence(
-    differences: Sequence[float], alpha: float = 0.05, g: float = PRIOR
+    differences: Sequence[float],
+    alpha: float = 0.05,
+    g: float = PRIOR,
+    cells: Sequence[float] | None = None,
 ) -> Interval:
     """Means against which no look's stake has reached 1 / alpha: one interval for each look, cut.
 
@@ -185,8 +225,8 @@ def confidence_sequence(
     describes the data, it promises nothing. Once empty stays empty.
     """
     found = Interval(None, None)
-    for n, mean, spread in _prefixes(differences):
-        found = _narrowed(found, n, mean, spread, alpha, g)
+    for n, ends in _ends(differences, cells):
+        found = _narrowed(found, n, ends, alpha, g)
     return found
 
 
@@ -195,19 +235,27 @@ def watch(
     alpha: float = 0.05,
     margin: float | None = 0.01,
     g: float = PRIOR,
+    cells: Sequence[float] | None = None,
+    fewest: int = 2,
 ) -> list[Look]:
-    """Every look at one switch, from the first difference to the last, in one pass."""
+    """Every look at one switch, from the first difference to the last, in one pass.
+
+    p-values stay 1 before the `fewest`-th, the interval is told from the start.
+    """
     found: list[Look] = []
     interval, effect, equal, above = Interval(None, None), 0.0, 0.0, False
-    for n, mean, spread in _prefixes(differences):
-        interval = _narrowed(interval, n, mean, spread, alpha, g)
-        against = log_bayes_factor(n, mean, spread, g)
-        if against > effect:
-            effect, above = against, mean > 0
-        if margin is not None:
-            equal = max(equal, _log_equal(n, mean, spread, margin, g))
+    for n, ends in _ends(differences, cells):
+        interval = _narrowed(interval, n, ends, alpha, g)
+        means = [mean for mean, _ in ends]
+        if n >= fewest:
+            if min(means) > 0 or max(means) < 0:
+                against = min(log_bayes_factor(n, *end, g) for end in ends)
+                if against > effect:
+                    effect, above = against, means[0] > 0
+            if margin is not None:
+                equal = max(equal, min(_log_equal(n, *end, margin, g) for end in ends))
         p_equal = None if margin is None else math.exp(-equal)
-        found.append(Look(n, mean, interval, math.exp(-effect), above, p_equal))
+        found.append(Look(n, sum(means) / len(means), interval, math.exp(-effect), above, p_equal))
     return found
 
 
@@ -245,7 +293,8 @@ def judge(looks: Sequence[Look | None], alpha: float) -> list[tuple[P, P, Verdic
     """Both adjusted p-values and the verdict of every switch, from the latest look at each.
 
     None, and a look that contradicts those before, count in the family and decide nothing. An
-    effect that is shown to be there is named, though it may be shown to be negligible too.
+    effect that is shown to be there is named, though it may be shown to be negligible too, and only
+    while the mean of all differences is on the side of the look that showed it.
     """
     asked = [None if look is None or look.interval.empty else look for look in looks]
     equal = [None if look is None else look.p_equal for look in asked]
@@ -257,7 +306,8 @@ def judge(looks: Sequence[Look | None], alpha: float) -> list[tuple[P, P, Verdic
     for look, p, p_equal in zip(asked, effects, equals, strict=True):
         verdict: Verdict = "undecided"
         if look is not None and p is not None and p <= alpha:
-            verdict = "helps" if look.above else "hurts"
+            if look.above == (look.mean > 0):
+                verdict = "helps" if look.above else "hurts"
         elif p_equal is not None and p_equal <= alpha:
             verdict = "equal"
         found.append((p, p_equal, verdict))
@@ -269,17 +319,21 @@ def decide(
     alpha: float = 0.05,
     margin: float | None = 0.01,
     g: float = PRIOR,
+    cells: Mapping[str, Sequence[float]] | None = None,
+    figure: str = "a loss",
 ) -> dict[str, Decision]:
     """A verdict on every switch, to be asked for after every seed; see `adjust` for the family.
 
     With a chance of 1 - alpha no look at any switch ever calls a mean of 0 an effect or a mean
     beyond the margin equal. Switches may have different numbers of differences. More of them
-    never take a verdict back, but for the two cases of a note.
+    never take a verdict back, but for the cases of a note and for a mean that changes its side.
+    `cells` has half the width of what each difference is known to, `figure` the word for a note.
 
     A diverged run has no loss, so its difference is no number. It is not left out: the rest would
     speak of the seeds that went well. It is not taken for a large one either, for it may be the
     recipe that diverged. The switch is undecided with a note, and so is one whose looks contradict
-    each other. Both count in the family. Fewer than two differences say nothing, and count too.
+    each other, or whose cells are wider than the margin and leave the side open. All count in the
+    family. Fewer than `fewest_pairs` differences say nothing, and count too.
 
     The sign is that of the strongest look. A wrong one needs a true mean outside the interval of
     that level. At alpha / m the promise above includes it; at Holm's larger levels, which need
@@ -289,14 +343,20 @@ def decide(
         raise ValueError(f"a margin of {margin} cannot be used: equal is within some distance of 0")
     latest: list[Look | None] = []
     notes: list[str] = []
-    for differences in family.values():
+    fewest = fewest_pairs(alpha, len(family))
+    halves: Mapping[str, Sequence[float] | None] = cells or dict.fromkeys(family)
+    for name, differences in family.items():
         lost = sum(not math.isfinite(difference) for difference in differences)
-        looks = [] if lost else watch(differences, alpha, margin, g)
+        looks = [] if lost else watch(differences, alpha, margin, g, halves[name], fewest)
         latest.append(looks[-1] if looks else None)
         if lost:
-            notes.append(f"{lost} of {len(differences)} pairs have a run without a loss")
+            notes.append(f"{lost} of {len(differences)} pairs have a run without {figure}")
+        elif looks and looks[-1].interval.empty:
+            notes.append(CONTRADICTION)
+        elif looks and looks[-1].n >= fewest and _too_coarse(looks[-1], halves[name], margin):
+            notes.append(COARSE)
         else:
-            notes.append(CONTRADICTION if looks and looks[-1].interval.empty else "")
+            notes.append("")
 
     decisions = {}
     for (name, differences), look, note, (p, p_equal, verdict) in zip(
@@ -305,7 +365,7 @@ def decide(
         alone = together = Interval(None, None)
         if look is not None:
             alone = look.interval
-            together = confidence_sequence(differences, alpha / len(family), g)
+            together = confidence_sequence(differences, alpha / len(family), g, halves[name])
         decisions[name] = Decision(
             n=len(differences),
             mean=None if look is None else look.mean,
@@ -322,6 +382,12 @@ def decide(
             note=note,
         )
     return decisions
+
+
+def _too_coarse(look: Look, cells: Sequence[float] | None, margin: float | None) -> bool:
+    """Cells too wide to call it equal that reach across 0: seeds do not make them narrower."""
+    half = fmean(cells) if cells else 0.0
+    return margin is not None and half >= margin and abs(look.mean) <= half
 
 
 def needs_more(decisions: Mapping[str, Decision]) -> list[str]:

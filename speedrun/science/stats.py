@@ -8,10 +8,12 @@ scipy.special supplies the distribution functions; importing it takes a third of
 
 A figure that is only known to lie in a cell, as a crossing lies between two validations, is off by
 a part of the cell's width that seeds share, so that more of them do not average it out. It counts
-like an error spread evenly over the cell: its variance, width^2 / 12, is added to that of the mean,
-and the degrees of freedom follow from both (Welch and Satterthwaite; the rule for measurements with
-an instrument of known resolution). So equal figures leave an interval as wide as their cells allow,
-and no p-value is 0. Losses have a cell too, that of a 32-bit number.
+like an error spread evenly over the cell, of variance width^2 / 12. Half an interval is the root of
+the sum of two squares: what the seeds' spread gives by Student's t, and what the cell gives by the
+normal, since its width is known. (One t for both, with degrees of freedom from their ratio, would
+be too narrow for two or three seeds: a wide cell would lower the t of the spread.) So equal figures
+leave an interval as wide as their cells allow, no cell makes an interval narrower, and no p-value
+is 0. Losses have a cell too, that of a 32-bit number.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from scipy.special import nctdtr, stdtr, stdtrit
+from scipy.special import nctdtr, ndtri, stdtr, stdtrit
 
 CONFIDENCE = 0.95
 POWER = 0.8  # chance to find an effect, when seeds are counted for it
@@ -68,27 +70,32 @@ def std(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
 
 
-def _two_sided_t(df: float) -> float:
-    return float(stdtrit(min(df, 1e12), 0.5 + CONFIDENCE / 2))
-
-
 def _cell_variance(width: float, *values: float) -> float:
     """Of figures known to within `width`, and never better than 32-bit numbers are."""
     resolution = EPSILON * max(1e-30, *map(abs, values))
     return max(width, resolution) ** 2 / 12
 
 
-def _degrees(sampled: float, n: int, known: float) -> float:
-    """Of a sum of two variances of a mean: one estimated from n values, one known."""
-    if sampled == 0:
-        return math.inf
-    return min((n - 1) * ((sampled + known) / sampled) ** 2, 1e12)
+def _half(tail: float, df: float, sampled: float, known: float) -> float:
+    """Half an interval with this chance beyond each end; variances of the mean, one estimated."""
+    t = float(stdtrit(min(df, 1e12), tail)) if sampled else 0.0
+    return math.hypot(t * math.sqrt(sampled), float(ndtri(tail)) * math.sqrt(known))
 
 
-def _p(df: float, t: float) -> float:
-    """P(T <= t)."""
-    found = 0.5 * math.erfc(-t / math.sqrt(2)) if df == math.inf else float(stdtr(df, t))
-    return max(found, SMALLEST_P)
+def _tail(distance: float, df: float, sampled: float, known: float) -> float:
+    """The chance beyond a distance from the mean: `_half` turned round."""
+    if distance < 0:
+        return 1.0 - _tail(-distance, df, sampled, known)
+    if known < 1e-12 * sampled:
+        return max(float(stdtr(df, -distance / math.sqrt(sampled))), SMALLEST_P)
+    low, high = math.log(SMALLEST_P), math.log(0.5)
+    for _ in range(48):  # half an interval grows as the chance falls
+        middle = (low + high) / 2
+        if _half(math.exp(middle), df, sampled, known) > distance:
+            low = middle
+        else:
+            high = middle
+    return math.exp(high)
 
 
 def summarize(values: Sequence[float], width: float = 0.0) -> Sample:
@@ -97,7 +104,7 @@ def summarize(values: Sequence[float], width: float = 0.0) -> Sample:
     if spread is None:
         return Sample(n, centre, None, None, None)
     sampled, known = spread**2 / n, _cell_variance(width, *values)
-    half = _two_sided_t(_degrees(sampled, n, known)) * math.sqrt(sampled + known)
+    half = _half((1 - CONFIDENCE) / 2, n - 1, sampled, known)
     return Sample(n, centre, spread, centre - half, centre + half)
 
 
@@ -115,7 +122,7 @@ def below_target(
     if spread == 0.0:
         return None, 0.5 if centre == target else max(SMALLEST_P, float(centre > target))
     t = (centre - target) / (spread / math.sqrt(n))
-    return t, _p(n - 1, t)
+    return t, max(float(stdtr(n - 1, t)), SMALLEST_P)
 
 
 def below_target_known_sigma(
@@ -151,31 +158,29 @@ def ratio_of_means(
         _cell_variance(width, *values)
         for width, values in zip(widths, (numerator, denominator), strict=True)
     )
-    known = cell_top + ratio**2 * cell_bottom
     if paired:
         products = ((a - top) * (b - bottom) for a, b in zip(numerator, denominator, strict=True))
         shared = math.fsum(products) / (n - 1) / n
-        df = _degrees(var_top + ratio**2 * var_bottom, n, known)
+        df = n - 1.0
     else:
-        df = _welch_df(var_top, n, ratio**2 * var_bottom, m, known)
-    var_top, var_bottom = var_top + cell_top, var_bottom + cell_bottom
-    t2 = _two_sided_t(df) ** 2
-    # (top - r bottom)^2 <= t^2 Var(top - r bottom), a quadratic in r: a r^2 - 2 b r + c <= 0
-    a = bottom**2 - t2 * var_bottom
+        df = _welch_df(var_top, n, ratio**2 * var_bottom, m)
+    tail = (1 - CONFIDENCE) / 2
+    t2, z2 = float(stdtrit(df, tail)) ** 2, float(ndtri(tail)) ** 2
+    # (top - r bottom)^2 <= t^2 Var(top - r bottom) + z^2 (cell_top + r^2 cell_bottom), a quadratic
+    # in r: a r^2 - 2 b r + c <= 0
+    a = bottom**2 - t2 * var_bottom - z2 * cell_bottom
     b = top * bottom - t2 * shared
-    c = top**2 - t2 * var_top
+    c = top**2 - t2 * var_top - z2 * cell_top
     if a <= 0:
         return Ratio(ratio, None, None)
     root = math.sqrt(max(0.0, b * b - a * c))
     return Ratio(ratio, (b - root) / a, (b + root) / a)
 
 
-def _welch_df(var_a: float, n: int, var_b: float, m: int, known: float) -> float:
-    """Welch and Satterthwaite's degrees of freedom of two squared standard errors and a known."""
-    if var_a + var_b == 0:
-        return math.inf
+def _welch_df(var_a: float, n: int, var_b: float, m: int) -> float:
+    """Welch and Satterthwaite's degrees of freedom of two squared standard errors."""
     estimated = var_a**2 / (n - 1) + var_b**2 / (m - 1)
-    return min((var_a + var_b + known) ** 2 / estimated, 1e12)
+    return (var_a + var_b) ** 2 / estimated if estimated else n + m - 2.0
 
 
 def paired_difference(
@@ -190,9 +195,8 @@ def paired_difference(
     if found.std is None:
         return PairedDifference(**vars(found), p=None)
     sampled, known = found.std**2 / found.n, _cell_variance(width, found.mean)
-    t = abs(found.mean) / math.sqrt(sampled + known)
-    p = min(1.0, 2 * _p(_degrees(sampled, found.n, known), -t))
-    return PairedDifference(**vars(found), p=p)
+    p = 2 * _tail(abs(found.mean), found.n - 1, sampled, known)
+    return PairedDifference(**vars(found), p=min(1.0, p))
 
 
 def equality(differences: Sequence[float], margin: float) -> float | None:
@@ -201,8 +205,7 @@ def equality(differences: Sequence[float], margin: float) -> float | None:
     if spread is None:
         return None
     sampled, known = spread**2 / n, _cell_variance(0.0, *differences, margin)
-    t = (abs(centre) - margin) / math.sqrt(sampled + known)
-    return _p(_degrees(sampled, n, known), t)
+    return _tail(margin - abs(centre), n - 1, sampled, known)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -195,7 +195,7 @@ class _Runs:
 
     def make(self, points: Sequence[Point], size: float, deadline: float | None) -> list[Trial]:
         """The trials of these points; without those that did not come to their end in time."""
-        found = self._set.run_until(self.jobs(points), self._say, deadline, may_diverge=True)
+        found = self._set.run_until(self.jobs(points), self._say, deadline)
         trials = []
         for number, values in points:
             own = [entry for entry in found if entry and entry.recipe == self._label(number)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedrun.errors import ConfigError
 from speedrun.train.request import UNITS
@@ -46,6 +46,13 @@ class Until:
         if seconds and min(seconds) <= 0:
             raise ConfigError("--until cannot be used with a time of 0: no run would be made")
         return Until(" or ".join(words), min(seconds, default=None), min(seeds, default=None))
+
+    def each_of(self, parts: int) -> Until:
+        """The time shared out evenly; seeds are counted in each part anew."""
+        return self if self.seconds is None else replace(self, seconds=self.seconds / parts)
+
+    def from_now(self) -> Until:
+        return replace(self, begun=time.monotonic())
 
     @property
     def deadline(self) -> float | None:

@@ -113,7 +113,7 @@ def test_requests_pass_through_and_a_page_is_written(
     monkeypatch.setattr(command, "ablate", lambda **words: fake(ABLATION, "ablation.json", **words))
     race_request: dict[str, Any] = {
         "recipes": ["slow", "fast"], "seeds": 2, "budget": 9, "out": tmp_path,
-        "overrides": ["a=1"], "jobs": 2, "until": [],
+        "overrides": ["a=1"], "jobs": 2, "until": [], "margin": None,
     }  # fmt: skip
     command.race_command(**race_request, tracks=["nano"], finish=True, tuned="12")
     ablation_request: dict[str, Any] = {

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from speedrun.science.sequential import critical_t
+from speedrun.science.sequential import critical_t, fewest_pairs
 from speedrun.science.stats import paired_power
 
 SIMULATIONS = 20_000
@@ -34,8 +34,9 @@ def moments(draws: Floats) -> tuple[Floats, Floats]:
 
 
 def critical(pairs: int) -> Floats:
-    """The |t| to reach after 2, 3, ... pairs, infinite where none is enough."""
-    needed = (critical_t(n, ALPHA) for n in range(2, pairs + 1))
+    """The |t| to reach after 2, 3, ... pairs, infinite where none is enough or no look counts."""
+    fewest = fewest_pairs(ALPHA, 1)
+    needed = (critical_t(n, ALPHA) if n >= fewest else None for n in range(2, pairs + 1))
     return np.array([math.inf if t is None else t for t in needed])
 
 

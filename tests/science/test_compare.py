@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import fmean
 
-from speedrun.science.compare import METRICS, Entry, statistics
+from speedrun.science.compare import METRICS, PUBLIC, Entry, cell_width, statistics
 from speedrun.science.stats import ratio_of_means
 
 
@@ -55,3 +55,10 @@ def test_a_loss_has_no_ratio_and_a_target_met_at_once_none_either() -> None:
     }  # fmt: skip
     assert table["b"]["val_loss"].mean == 3.0
     assert table["b"]["val_loss"].ratio is None
+
+
+def test_the_cell_of_the_public_figure_is_as_wide_as_that_of_the_crossing() -> None:
+    """Validations at steps 0 and 100, the crossing at 1: by the public rule 100 steps."""
+    run = Entry(recipe="r", seed=0, steps_to_target=1.0, tokens_to_target=256, cell_steps=100,
+                first_validation_tokens=25_600)  # fmt: skip
+    assert cell_width([run], PUBLIC) == cell_width([run], "tokens_to_target") == 25_600

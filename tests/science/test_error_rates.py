@@ -44,19 +44,26 @@ def followed(looks: Sequence[Sequence[Look]], alpha: float = ALPHA) -> list[str]
     """Verdicts on a family looked at after every seed, where only the undecided get another."""
     have = [2] * len(looks)
     verdicts = ["undecided"] * len(looks)
-    before: list[tuple[float, float, bool]] = []
+    before: list[tuple[float, float, bool, bool]] = []
     for n in range(2, len(looks[0]) + 1):
         have = [n if v == "undecided" else k for k, v in zip(have, verdicts, strict=True)]
         latest = [all_looks[k - 1] for all_looks, k in zip(looks, have, strict=True)]
-        shown = [(look.p, look.p_equal or 1.0, look.interval.empty) for look in latest]
-        if shown != before and min(min(p, q) for p, q, _ in shown) <= alpha:  # else none changes
+        shown = [
+            (look.p, look.p_equal or 1.0, look.interval.empty, look.mean > 0) for look in latest
+        ]
+        if shown != before and min(min(one[:2]) for one in shown) <= alpha:  # else none changes
             verdicts = [verdict for _, _, verdict in sequential.judge(latest, alpha)]
         before = shown
     return verdicts
 
 
+def watch(row: Sequence[float], margin: float | None, switches: int = SWITCHES) -> list[Look]:
+    fewest = sequential.fewest_pairs(ALPHA, switches)
+    return sequential.watch(row, ALPHA, margin, fewest=fewest)
+
+
 def watched(family: Floats, margin: float | None) -> list[str]:
-    return followed([sequential.watch(row, ALPHA, margin) for row in family.tolist()])
+    return followed([watch(row, margin, len(family)) for row in family.tolist()])
 
 
 def share_with(
@@ -97,12 +104,12 @@ def test_families_on_the_edge_of_the_margin() -> None:
     edge = [SPREAD, -SPREAD] * (SWITCHES // 2)
     verdicts, within = [], 0
     for family in families(2000, edge, seed=2).tolist():
-        looks = [sequential.watch(row, ALPHA, SPREAD) for row in family]
+        looks = [watch(row, SPREAD) for row in family]
         verdicts.append(followed(looks))
         last = sequential.judge([all_looks[-1] for all_looks in looks], ALPHA)
         within += any(p_equal is not None and p_equal <= ALPHA for _, p_equal, _ in last)
     assert 0.001 < share_with(verdicts, ["equal"]) <= ALPHA
-    assert 0.005 < within / 2000 <= ALPHA
+    assert 0.002 < within / 2000 <= ALPHA
 
 
 @pytest.mark.parametrize("margin", [None, SPREAD])
@@ -112,6 +119,35 @@ def test_families_in_which_some_have_an_effect(margin: float | None) -> None:
     assert 0.001 < share_with(found, EFFECT, range(4)) <= ALPHA
     assert share_with(found, ["hurts", "equal"], range(4, 7)) <= ALPHA
     assert share_with(found, ["helps"], [6]) > 0.99
+
+
+def bimodal(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return np.asarray(rng.choice([-1.0, 1.0], size=shape) + 0.1 * rng.normal(size=shape))
+
+
+def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    """Losses with a long tail upwards, of both runs of a pair."""
+    return np.asarray(rng.lognormal(sigma=1.0, size=shape) - rng.lognormal(sigma=1.0, size=shape))
+
+
+def rounded(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return np.asarray(np.round(rng.normal(size=shape)))
+
+
+def heavy(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return np.asarray(rng.standard_t(3, size=shape))
+
+
+@pytest.mark.parametrize("draw", [bimodal, skewed, rounded, heavy])
+@pytest.mark.parametrize("switches", [1, 8])
+def test_differences_that_are_not_normal(
+    draw: Callable[[np.random.Generator, tuple[int, ...]], Floats], switches: int
+) -> None:
+    """Alike on both sides of 0, as the differences of two runs are that differ by luck alone."""
+    count = 2400 // switches
+    drawn = draw(np.random.default_rng(4), (count, switches, SEEDS))
+    found = [watched(family, None) for family in drawn]
+    assert share_with(found, EFFECT, range(switches)) <= ALPHA + 2 * math.sqrt(ALPHA / count)
 
 
 def test_an_ordinary_t_test_watched_alike_is_wrong_far_more_often() -> None:
@@ -133,9 +169,9 @@ def test_an_ordinary_t_test_watched_alike_is_wrong_far_more_often() -> None:
 
 
 def test_false_alarms_are_not_rarer_than_they_need_be() -> None:
-    """One switch watched to 30 pairs: the specification has 2.1 to 2.4%, of 5% allowed."""
+    """One switch watched to 30 pairs, from the sixth on, with 5% allowed."""
     at = power_table.pairs_to_effect(0.0, 20_000, 30)
-    assert 0.019 < np.isfinite(at).mean() < 0.027
+    assert 0.015 < np.isfinite(at).mean() < 0.023
 
 
 def test_a_switch_that_left_with_its_verdict_would_break_the_promise() -> None:

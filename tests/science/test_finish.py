@@ -48,6 +48,24 @@ def test_a_search_ends_between_two_neighbours(own: int, share: float, both: bool
     assert len(search.runs) <= 12
 
 
+@pytest.mark.parametrize("own", [20, 37, 58, 100])
+def test_short_lengths_are_found_between_their_neighbours(own: int) -> None:
+    """Where lengths of the grid fall together, a place between two others is none of theirs."""
+    for tenth in range(50, 200):
+        true = tenth / 10
+
+        def loss(steps: int, true: float = true) -> float:
+            return 4.3 - 1.0 * math.log(steps / true)
+
+        search = Search(own, 10 * own, target=4.3)
+        while places := search.wanted():
+            for place in places:
+                search.runs[place] = entry(loss(search.steps(place)))
+        found = search.result(1)
+        assert found is not None, (own, true, sorted(search.runs))
+        assert found.steps_to_target == pytest.approx(true, rel=0.02)
+
+
 def test_a_budget_below_the_recipes_own_length_is_kept(
     tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,7 +181,8 @@ def test_equal_is_a_look_with_its_interval_within_the_margin(
 
 
 def test_looks_that_contradict_each_other_leave_an_empty_interval() -> None:
-    early, late = [1.0, 1.01, 0.99, 1.005], [-1.0, -1.01, -0.99] * 20
+    early = [1.0, 1.01, 0.99, 1.005, 1.002, 0.998, 1.003, 0.995]
+    late = [-1.0, -1.01, -0.99] * 30
     assert not sequential.confidence_sequence(early).empty
     found = sequential.confidence_sequence(early + late)
     assert found.empty
@@ -234,7 +235,7 @@ def test_the_other_sign_is_the_other_verdict(rows: list[list[float]]) -> None:
 
 
 def test_verdicts_by_hand() -> None:
-    wobble = [0.001, -0.001, 0.0005, -0.0004, 0.0002, -0.0003, 0.0008, -0.0008]
+    wobble = [0.001, -0.001, 0.0005, -0.0004, 0.0002, -0.0003, 0.0008, -0.0008, 0.0001]
     family = {
         "worth it": [0.3 + w for w in wobble],
         "harmful": [-0.3 + w for w in wobble],
@@ -277,7 +278,7 @@ def test_verdicts_by_hand() -> None:
 
 
 def test_those_that_say_nothing_count_in_the_family() -> None:
-    differences = [0.3, 0.31, 0.29, 0.305]
+    differences = [0.3, 0.31, 0.29, 0.305, 0.302, 0.298, 0.301, 0.299]
     alone = sequential.decide({"a": differences})["a"]
     for filler in ([], [0.1], [math.inf, 0.1]):
         beside = sequential.decide({"a": differences, "b": filler, "c": filler})["a"]
@@ -294,8 +295,75 @@ def test_a_margin_of_nothing_is_refused() -> None:
 
 def test_bit_equal_losses_are_equal() -> None:
     """A switch that does nothing at all has differences of exactly 0."""
-    found = sequential.decide({"a": [0.0] * 4})["a"]
+    found = sequential.decide({"a": [0.0] * 6})["a"]
     assert (found.verdict, found.p, found.low, found.high) == ("equal", 1.0, 0.0, 0.0)
+
+
+def test_no_verdict_before_a_sign_test_could_give_one() -> None:
+    assert [sequential.fewest_pairs(ALPHA, m) for m in (1, 2, 8, 16)] == [6, 7, 9, 10]
+    for m in (1, 8):
+        n = sequential.fewest_pairs(ALPHA, m)
+        assert m * 2.0 ** (1 - n) <= ALPHA < m * 2.0 ** (2 - n)
+        others = {str(i): [0.0, 1.0, -1.0] for i in range(m - 1)}
+        sure = [1.0 + 0.001 * (i % 3) for i in range(n)]
+        assert sequential.decide(others | {"a": sure})["a"].verdict == "helps"
+        early = sequential.decide(others | {"a": sure[:-1]})["a"]
+        assert (early.verdict, early.p) == ("undecided", 1.0)
+        assert early.low is not None  # the interval is told before
+
+
+def test_an_early_run_of_luck_is_forgotten() -> None:
+    """Four values that are nearly alike, and then the spread shows."""
+    lucky = [1.0, 1.01, 0.99, 1.0, -1.3, 0.7]
+    assert sequential.watch(lucky[:4])[-1].p < ALPHA
+    assert sequential.decide({"a": lucky}, margin=None)["a"].verdict == "undecided"
+
+
+def test_a_verdict_is_on_the_side_of_the_mean() -> None:
+    early = [1.0, 1.2, 0.8, 1.05, 0.9, 1.1, 1.0]
+    assert sequential.decide({"a": early}, margin=None)["a"].verdict == "helps"
+    found = sequential.decide({"a": [*early, -20.0]}, margin=None)["a"]
+    assert found.mean is not None
+    assert found.mean < 0
+    assert found.verdict == "undecided"
+
+
+# Cells
+
+
+@settings(max_examples=60, deadline=None)
+@given(spread_out, st.integers(0, 1000), st.integers(-100, 100))
+def test_cells_are_bet_against_at_every_share(
+    differences: list[float], size: int, percent: int
+) -> None:
+    """Wherever the figures lie within their cells, by a share that they have in common."""
+    cells = [size / 500 * (1 + (i % 3)) for i in range(len(differences))]
+    within = [d + percent / 100 * cell for d, cell in zip(differences, cells, strict=True)]
+    look = sequential.watch(differences, ALPHA, 1.5, cells=cells)[-1]
+    exact = sequential.watch(within, ALPHA, 1.5)[-1]
+    assert look.p >= exact.p * (1 - 1e-9)
+    assert (look.p_equal or 0) >= (exact.p_equal or 0) * (1 - 1e-9)
+    for n in range(2, len(differences) + 1):
+        if (t := sequential.critical_t(n, ALPHA)) is None:
+            continue
+        mean, half = float(np.mean(within[:n])), t * float(reference.sem(within[:n]))
+        wide = sequential.confidence_sequence(differences[:n], ALPHA, cells=cells[:n])
+        assert wide.empty or (wide.low is not None and wide.high is not None)
+        if n == 4 and wide.low is not None and wide.high is not None:  # the first look of all
+            assert wide.low <= mean - half + 1e-9
+            assert wide.high >= mean + half - 1e-9
+
+
+def test_figures_on_a_grid_have_an_interval_of_its_width() -> None:
+    found = sequential.decide({"a": [math.log(2)] * 8}, margin=None, cells={"a": [0.1] * 8})["a"]
+    assert found.low == pytest.approx(math.log(2) - 0.1)
+    assert found.high == pytest.approx(math.log(2) + 0.1)
+    assert found.verdict == "helps"
+    near = {"a": [0.05 + 0.001 * (i % 3) for i in range(12)]}
+    open_ = sequential.decide(near, margin=0.08, cells={"a": [0.1] * 12})["a"]
+    assert (open_.verdict, open_.note) == ("undecided", sequential.COARSE)
+    fine = sequential.decide(near, margin=0.08, cells={"a": [0.01] * 12})["a"]
+    assert (fine.verdict, fine.within_margin, fine.note) == ("helps", True, "")
 
 
 # Holm's rule with two nulls a switch

@@ -226,6 +226,47 @@ def test_intervals_cover_figures_that_are_known_to_a_cell_alone(noise: float) ->
     assert covered / 2000 > 0.94
 
 
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("noise", [1.0, 2.0])
+def test_a_cell_keeps_its_promise_with_few_seeds(n: int, noise: float) -> None:
+    """Misses of the interval, and false alarms of paired differences, with cells that runs share.
+
+    Degrees of freedom taken from the ratio of the two variances would miss 12% with two seeds.
+    """
+    draws = np.random.default_rng(3)
+    missed = alarms = 0
+    for _ in range(1500):
+        shift = draws.uniform(-0.5, 0.5, size=2)  # of each recipe's figures, the same for all seeds
+        first, second = (noise * draws.standard_normal((2, n)) + shift[:, None]).tolist()
+        found = stats.summarize(first, 1.0)
+        assert found.low is not None
+        assert found.high is not None
+        missed += not found.low <= 0 <= found.high
+        alarms += (stats.paired_difference(first, second, math.sqrt(2)).p or 1) < 0.05
+    assert missed / 1500 < 0.055
+    assert alarms / 1500 < 0.055
+
+
+@given(counts, st.integers(1, 100), st.integers(1, 100))
+def test_a_wider_cell_never_narrows_an_interval(values: list[int], width: int, more: int) -> None:
+    sample = [value / 7 for value in values]
+    narrow, wide = (stats.summarize(sample, w / 10) for w in (width, width + more))
+    assert narrow.low is not None
+    assert wide.low is not None
+    assert wide.low <= narrow.low
+    other = [0.0] * len(sample)
+    p = [stats.paired_difference(sample, other, w / 10).p or 0 for w in (width, width + more)]
+    assert p[0] <= p[1] * (1 + 1e-9)
+
+
+def test_p_is_the_level_whose_interval_ends_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    treated, control = [10.0, 11.0, 12.0], [9.0, 9.5, 9.0]
+    found = stats.paired_difference(treated, control, 1.0)
+    assert found.p is not None
+    monkeypatch.setattr(stats, "CONFIDENCE", 1 - found.p)
+    assert stats.paired_difference(treated, control, 1.0).low == pytest.approx(0.0, abs=1e-9)
+
+
 def test_equality_is_two_one_sided_tests() -> None:
     gaps = [0.002, -0.001, 0.003, 0.0]
     for margin in (0.001, 0.01):

@@ -39,7 +39,9 @@ export function ablationSection(data, state, box, redraw) {
     if (!known(one.effect)) return { ...row, text: `${pairs(one)} pairs ${without}` };
     if (one.verdict === "equal") return { ...row, text: `equal, ${pValue(one.p_equal)}` };
     const p = one.p_holm ?? one.p;
-    if (known(p) && p < alpha) return { ...row, verdict: Math.sign(one.effect), text: pValue(p) };
+    const shown = known(p) && p < alpha ? Math.sign(one.effect) : 0; // of results without verdicts
+    const verdict = one.verdict ? Number(one.verdict === "helps") - Number(one.verdict === "hurts") : shown;
+    if (verdict) return { ...row, verdict, text: pValue(p) };
     const more = known(one.more_seeds) && one.more_seeds > 0 ? `: ${plural(one.more_seeds, "more seed")}` : "";
     return { ...row, text: `${pValue(p)}, open${more}` };
   });
