@@ -93,7 +93,7 @@ def _print_summary(folder: Path) -> Dataset:
                 "?" if split.documents is None else f"{split.documents:,}",
                 f"{split.tokens:,}",
                 "?" if split.bytes is None else size_text(split.bytes),
-                "?" if split.bytes is None else f"{split.bytes / split.tokens:.2f}",
+                f"{split.bytes / split.tokens:.2f}" if split.bytes and split.tokens else "?",
             )
             for split in dataset.splits.values()
         ],

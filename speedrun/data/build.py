@@ -258,6 +258,12 @@ def _encode(
         if fingerprint.hexdigest() != scan.fingerprint:
             journal.drop_shards(folder)  # they mix two states of the sources
             raise DataError("the sources changed while they were being read: run the build again")
+        if not documents[TRAIN]:
+            journal.drop_shards(folder)
+            raise DataError(
+                "no document is left to train on: add documents, or lower the shares that are held "
+                "out"
+            )
         return {
             split: SplitInfo(
                 sum(shard.tokens for shard in shards), documents[split], size[split], tuple(shards)

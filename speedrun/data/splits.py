@@ -36,7 +36,9 @@ class SplitRule:
     def split_of(self, document: Hashed) -> str:
         if document.side:
             return document.side
-        if self.val_from is not None and document.number >= self.val_from:
+        if self.val_from is not None:
+            if document.number < self.val_from:
+                return TRAIN  # whatever its hash: the end alone is held out
             later = self.test_from is not None and document.number >= self.test_from
             return TEST if later else VAL
         return self.moved.get(document.text_hash.hex()) or self.by_hash(document.text_hash)

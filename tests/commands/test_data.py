@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_inspect_shows_documents(
     assert "--- document 1, " in said
     assert "--- document 2" not in said
     assert "text number" in said
+
+
+def test_an_empty_split_is_shown(
+    built: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As earlier versions made them of some small corpora."""
+    manifest = built[0] / "manifest.json"
+    stored = json.loads(manifest.read_text())
+    stored["splits"]["train"] = {"tokens": 0, "documents": 0, "bytes": 0, "shards": []}
+    manifest.write_text(json.dumps(stored))
+    inspect_command(built[0], 0)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["train", "0", "0", "0", "0", "B", "?"] in rows
 
 
 def test_verify_says_that_all_is_well_or_what_is_not(

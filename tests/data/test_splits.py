@@ -85,6 +85,27 @@ def test_one_single_file_is_cut_at_its_end() -> None:
         rule_for(parts[:1])
 
 
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.45])
+def test_the_beginning_of_one_single_file_is_trained_on_whatever_its_hash(share: float) -> None:
+    for seed in range(20):  # by the hash of its first part one file in ten is not for training
+        parts = [document(n, f"{seed} {n:02}", first=f"{seed} 00") for n in range(20)]
+        rule = rule_for(parts, share, share)
+        kept = {0.05: 1, 0.1: 2, 0.45: 9}[share]
+        sides = [TRAIN] * (20 - 2 * kept) + [VAL] * kept + [TEST] * kept
+        assert [rule.split_of(each) for each in parts] == sides
+
+
+def test_a_dataset_without_a_document_to_train_on_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("one\n" * 600)
+    monkeypatch.setattr(Sides, "rule", lambda _: SplitRule(0.1, 0.1, {}, 0, 2))
+    with pytest.raises(DataError, match="no document is left to train on: add documents"):
+        build_dataset([str(tmp_path / "a.txt")], tmp_path / "out", "byte", max_document_bytes=1024,
+                      shard_tokens=100)  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
 def test_parts_of_a_file_stay_together(tmp_path: Path) -> None:
     """Ten parts each: by their own hashes they would fall on all sides."""
     for number in range(60):
