@@ -59,7 +59,8 @@ class Sides:
         self.named: set[str] = set()  # splits that have files of their own
         self._texts: dict[bytes, int] = {}  # the first FEW, with their bytes
         self._splits: Counter[str] = Counter()
-        self._sizes: list[int] = []  # of the documents, while they are all of one text
+        self._wholes: set[int] = set()  # files and texts that are not cut, two at most
+        self._sizes: list[int] = []  # of the documents, while they are all of one file
         self._documents = self._first = self._bytes = 0
 
     def add(self, document: Hashed) -> None:
@@ -70,7 +71,8 @@ class Sides:
             self._first = document.number
         self._documents += 1
         self._bytes += document.bytes
-        if len(self._texts) <= 1:
+        if len(self._wholes) < 2:
+            self._wholes.add(document.whole)
             self._sizes.append(document.bytes)
         self._splits[self._plain.split_of(document)] += 1
         if document.text_hash in self._texts or len(self._texts) < FEW:
@@ -85,8 +87,13 @@ class Sides:
             for split, fraction in self._fractions.items()
             if fraction and split not in self.named
         ]
-        if len(self._texts) == 1 and wanted:
+        if len(self._wholes) == 1 and wanted:
             return self._cut(wanted)
+        if len(self._texts) == 1 and wanted:
+            raise DataError(
+                "all documents are equal, or parts of equal files, so none is left for validation: "
+                "add others, or name files for it with --val"
+            )
         sides = {text: self._plain.by_hash(text) for text in self._texts}
         goals = {**self._fractions, TRAIN: 1 - sum(self._fractions.values())}
         moved: dict[str, str] = {}

@@ -34,18 +34,20 @@ class Hashed(NamedTuple):
     text_hash: bytes  # the same, or of the first part of the file that the document was cut from
     bytes: int
     side: str  # the split that its source was named for, if it was
+    whole: int  # number of the text that it is, or of the file that it was cut from
 
 
 def hashed(
     corpus: Corpus, stage: str, report: ProgressCallback, notes: Notes | None = None
 ) -> Iterator[Hashed]:
-    total, last, text_hash = corpus.total_bytes, 0.0, b""
+    total, last, text_hash, whole = corpus.total_bytes, 0.0, b"", 0
     report(stage, 0, total)
     for number, document in enumerate(corpus.documents(notes)):
         data = document.text.encode()
         own = hashlib.sha256(data).digest()
-        text_hash = own if document.first else text_hash
-        yield Hashed(number, document.text, own, text_hash, len(data), document.side)
+        if document.first:
+            text_hash, whole = own, whole + 1
+        yield Hashed(number, document.text, own, text_hash, len(data), document.side, whole)
         if (now := time.monotonic()) - last > PROGRESS_SECONDS:
             last = now
             report(stage, document.read, total)

@@ -19,8 +19,9 @@ from speedrun.errors import ConfigError, DataError
 
 
 def document(number: int, text: str, first: str | None = None, side: str = "") -> Hashed:
+    """A whole text, or with `first` a part of the file that begins so."""
     own, of_text = (hashlib.sha256(each.encode()).digest() for each in (text, first or text))
-    return Hashed(number, text, own, of_text, len(text), side)
+    return Hashed(number, text, own, of_text, len(text), side, -1 if first else number)
 
 
 def rule_for(documents: list[Hashed], val: float = 0.1, test: float = 0.1) -> SplitRule:
@@ -83,6 +84,24 @@ def test_one_single_file_is_cut_at_its_end() -> None:
     assert [rule.split_of(each) for each in parts].count(TEST) == 0
     with pytest.raises(DataError, match="one single document"):
         rule_for(parts[:1])
+
+
+def test_equal_documents_are_not_taken_for_the_parts_of_one_file(tmp_path: Path) -> None:
+    for count in (2, 10_000):
+        with pytest.raises(DataError, match=r"all documents are equal.* add others, or name files"):
+            rule_for([document(n, "the same") for n in range(count)])
+    # Nor are two copies of a file that was cut.
+    parts = [f"line {n} {'x' * 1000}\n" for n in range(20)]
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("".join(parts))
+    sources = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    with pytest.raises(DataError, match="all documents are equal"):
+        build_dataset(sources, tmp_path / "out", "byte", max_document_bytes=1024)
+    # With files of their own for validation there is nothing to divide.
+    (tmp_path / "val.txt").write_text("another")
+    manifest = build_dataset(sources, tmp_path / "out", "byte", max_document_bytes=1024,
+                             held_out={"val": [str(tmp_path / "val.txt")]})  # fmt: skip
+    assert manifest.splits[TRAIN].documents == 40
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.45])
