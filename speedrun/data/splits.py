@@ -60,20 +60,20 @@ class Sides:
         self._texts: dict[bytes, int] = {}  # the first FEW, with their bytes
         self._splits: Counter[str] = Counter()
         self._wholes: set[int] = set()  # files and texts that are not cut, two at most
-        self._sizes: list[int] = []  # of the documents, while they are all of one file
-        self._documents = self._first = self._bytes = 0
+        # Number and bytes of the documents, while they are all of one file. Copies of what is held
+        # out are not among them, so the numbers have gaps.
+        self._parts: list[tuple[int, int]] = []
+        self._documents = self._bytes = 0
 
     def add(self, document: Hashed) -> None:
         if document.side:
             self.named.add(document.side)
             return
-        if not self._documents:
-            self._first = document.number
         self._documents += 1
         self._bytes += document.bytes
         if len(self._wholes) < 2:
             self._wholes.add(document.whole)
-            self._sizes.append(document.bytes)
+            self._parts.append((document.number, document.bytes))
         self._splits[self._plain.split_of(document)] += 1
         if document.text_hash in self._texts or len(self._texts) < FEW:
             seen = self._texts.get(document.text_hash, 0)
@@ -112,8 +112,8 @@ class Sides:
 
     def _cut(self, wanted: Collection[str]) -> SplitRule:
         """The end of the one file, in documents: at least one for each split that can have it."""
-        sizes = [*self._sizes]
-        if len(sizes) < 2:
+        parts = [*self._parts]
+        if len(parts) < 2:
             raise DataError(
                 "the corpus is one single document, so none is left for validation: add documents, "
                 "name files for it with --val, or lower the document limit so that a text file is "
@@ -122,14 +122,14 @@ class Sides:
         begins: dict[str, int] = {}
         for split in (TEST, VAL):
             # One document is for training, and validation goes before a test.
-            spare = len(sizes) - 1 - (split == TEST and VAL in wanted)
+            spare = len(parts) - 1 - (split == TEST and VAL in wanted)
             if split not in wanted or spare < 1:
                 continue
             kept = 0
             while spare and kept < self._fractions[split] * self._bytes:
-                kept += sizes.pop()
+                begins[split], size = parts.pop()
+                kept += size
                 spare -= 1
-            begins[split] = self._first + len(sizes)
         test_from = begins.get(TEST)
         return SplitRule(
             self._plain.val_fraction, self._plain.test_fraction, {},

@@ -104,6 +104,29 @@ def test_equal_documents_are_not_taken_for_the_parts_of_one_file(tmp_path: Path)
     assert manifest.splits[TRAIN].documents == 40
 
 
+def test_one_single_file_with_gaps_is_cut_where_it_should_be() -> None:
+    """Parts 1 to 29 of 42 are in a file for the test, so 13 are left to divide."""
+    parts = [document(n, f"part {n:02}", first="part 00") for n in range(42)]
+    left = [parts[0], *parts[30:]]
+    rule = rule_for(left, 0.05, 0.0)
+    assert [rule.split_of(each) for each in left] == [TRAIN] * 12 + [VAL]
+    rule = rule_for(left, 0.2, 0.1)  # at least that: 3 parts of 13, and 2
+    assert [rule.split_of(each) for each in left] == [TRAIN] * 8 + [VAL] * 3 + [TEST] * 2
+
+
+def test_one_single_file_of_which_the_test_has_a_part(tmp_path: Path) -> None:
+    lines = [f"line {n:02} {'x' * 1000}\n" for n in range(42)]
+    (tmp_path / "book.txt").write_text("".join(lines))
+    (tmp_path / "middle.jsonl").write_text(
+        "".join(json.dumps({"text": line}) + "\n" for line in lines[1:30])
+    )
+    manifest = build_dataset([str(tmp_path / "book.txt")], tmp_path / "out", "byte",
+                             max_document_bytes=1024,
+                             held_out={"test": [str(tmp_path / "middle.jsonl")]})  # fmt: skip
+    counts = {split: info.documents for split, info in manifest.splits.items()}
+    assert counts == {TRAIN: 12, VAL: 1, TEST: 29}
+
+
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.45])
 def test_the_beginning_of_one_single_file_is_trained_on_whatever_its_hash(share: float) -> None:
     for seed in range(20):  # by the hash of its first part one file in ten is not for training
