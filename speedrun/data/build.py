@@ -27,7 +27,7 @@ from speedrun.data.corpus import MAX_DOCUMENT_BYTES, Corpus, open_corpus
 from speedrun.data.dataset import MANIFEST, TOKENIZER, Manifest, SplitInfo
 from speedrun.data.journal import JOURNAL, BuildOptions, Journal, Scan
 from speedrun.data.shards import SHARD_TOKENS, ShardInfo, ShardWriter
-from speedrun.data.splits import TEST, TRAIN, VAL, Sides
+from speedrun.data.splits import TEST, TRAIN, VAL, Sides, kept_apart
 from speedrun.data.staging import empty, is_empty, locked_folder, swap_in
 from speedrun.data.stream import Hashed, ProgressCallback, batches, hashed, read_ahead, taking_turns
 from speedrun.data.tokenizer import (
@@ -48,6 +48,7 @@ BPE_SAMPLE_BYTES = 16 << 20
 BPE_SAMPLE_BYTES_PER_ID = 4 << 10
 FRACTION = 0.05  # of the documents, for validation and for the test
 COPIES = "documents left out, for held-out files have them too"
+HELD_OUT = "training documents left out, for validation or the test has them too"
 
 
 def build_dataset(
@@ -182,7 +183,8 @@ def _build(
 def _scan(corpus: Corpus, options: BuildOptions, report: ProgressCallback) -> Scan:
     notes: Counter[str] = Counter()
     documents = size = 0
-    fingerprint, sides = hashlib.sha256(), Sides(options.val_fraction, options.test_fraction)
+    fingerprint = hashlib.sha256()
+    sides = Sides(options.val_fraction, options.test_fraction, corpus.cuts)
     for document in without_copies(hashed(corpus, "scan", report, notes), notes):
         documents += 1
         size += document.bytes
@@ -193,7 +195,11 @@ def _scan(corpus: Corpus, options: BuildOptions, report: ProgressCallback) -> Sc
     spec = parse_spec(options.tokenizer)
     if spec.kind == "bpe" and size > (sample := _sample_bytes(spec)):
         notes["MiB of training documents, drawn by hash, to learn the BPE"] = sample >> 20
-    return Scan(documents, size, fingerprint.hexdigest(), sides.rule(), dict(+notes))
+    rule = sides.rule()
+    if repeated := sides.repeated():  # only now it is known on which side each of them is
+        rule = kept_apart(rule, without_copies(hashed(corpus, "scan", report)), repeated)
+        notes[HELD_OUT] = sum(rule.copies.values())
+    return Scan(documents, size, fingerprint.hexdigest(), rule, dict(+notes))
 
 
 def without_copies(
@@ -240,10 +246,11 @@ def _encode(
         for batch in read_ahead(batches(documents_ahead)):
             parts: dict[str, list[Hashed]] = {split: [] for split in output.begin}
             for document in batch:
-                split = scan.rule.split_of(document)
+                fingerprint.update(document.hash + document.side.encode())
+                if not (split := scan.rule.split_of(document)):
+                    continue
                 documents[split] += 1
                 size[split] += document.bytes
-                fingerprint.update(document.hash + document.side.encode())
                 if document.number >= output.begin[split][0]:
                     parts[split].append(document)
             texts = [document.text for part in parts.values() for document in part]

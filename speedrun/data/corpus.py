@@ -98,6 +98,12 @@ class Corpus:
         """Bytes on disk, for a progress bar; hub sources count as none."""
         return sum(source.size for source in self.sources if isinstance(source, SourceFile))
 
+    @property
+    def cuts(self) -> bool:
+        """Whether it has files that may become several documents of one text."""
+        kinds = {source.kind for source in self.sources if isinstance(source, SourceFile)}
+        return not kinds.isdisjoint(ONE_TEXT)
+
     def documents(self, notes: Notes | None = None) -> Iterator[Document]:
         """Stream every document that has text; `notes` counts what was left out or cut.
 

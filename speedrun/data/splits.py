@@ -2,8 +2,9 @@
 
 The SHA-256 of a text decides, so adding, removing or reordering others never moves a document from
 one side to another, and copies of a text stay together. A file that was cut into documents is one
-text, for which the hash of its first part decides. Files that a user names for validation or test
-are that, whatever their hash; what is in them is left out of training.
+text, for which the hash of its first part decides; so a part may be equal to a text on another
+side, and what is held out is then left out of training. Files that a user names for validation or
+test are that, whatever their hash; what is in them is left out of training likewise.
 
 Two corners. A corpus so small that the hash leaves a split empty gives it the text of training
 whose size is nearest to what the split should hold. A corpus that is one single file has to be cut:
@@ -12,9 +13,12 @@ its end is kept, first for validation, then for the test, so that the sides meet
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from speedrun.data.stream import Hashed
 from speedrun.errors import DataError
@@ -32,8 +36,15 @@ class SplitRule:
     moved: Mapping[str, str] = field(default_factory=dict)  # split by hash, where the hash has none
     val_from: int | None = None  # in a corpus of one file: number of the first of validation,
     test_from: int | None = None  # and of the first of the test
+    copies: Mapping[str, int] = field(default_factory=dict)  # hashes of training documents that are
+    # held out too, with how many there are
 
     def split_of(self, document: Hashed) -> str:
+        """None, which is "", for a copy in training of what is held out."""
+        split = self._side_of(document)
+        return "" if split == TRAIN and document.hash.hex() in self.copies else split
+
+    def _side_of(self, document: Hashed) -> str:
         if document.side:
             return document.side
         if self.val_from is not None:
@@ -44,16 +55,19 @@ class SplitRule:
         return self.moved.get(document.text_hash.hex()) or self.by_hash(document.text_hash)
 
     def by_hash(self, text_hash: bytes) -> str:
-        value = int.from_bytes(text_hash[:8], "big")
+        value = _begin(text_hash)
         if value < int(self.val_fraction * 2.0**64):
             return VAL
         return TEST if value < int((self.val_fraction + self.test_fraction) * 2.0**64) else TRAIN
 
 
 class Sides:
-    """Looks at every document once and ends in the rule for them."""
+    """Looks at every document once and ends in the rule for them.
 
-    def __init__(self, val_fraction: float, test_fraction: float) -> None:
+    With `cuts`, in a corpus of which files may be cut, it keeps 8 bytes of each.
+    """
+
+    def __init__(self, val_fraction: float, test_fraction: float, cuts: bool = False) -> None:
         self._fractions = {VAL: val_fraction, TEST: test_fraction}
         self._plain = SplitRule(val_fraction, test_fraction)
         self.named: set[str] = set()  # splits that have files of their own
@@ -64,11 +78,16 @@ class Sides:
         # out are not among them, so the numbers have gaps.
         self._parts: list[tuple[int, int]] = []
         self._documents = self._bytes = 0
+        self._hashes = array("Q") if cuts else None
+        self._cut = False  # whether a document has not the hash that decides about it
 
     def add(self, document: Hashed) -> None:
         if document.side:
             self.named.add(document.side)
             return
+        if self._hashes is not None:
+            self._hashes.append(_begin(document.hash))
+            self._cut |= document.hash != document.text_hash
         self._documents += 1
         self._bytes += document.bytes
         if len(self._wholes) < 2:
@@ -88,7 +107,7 @@ class Sides:
             if fraction and split not in self.named
         ]
         if len(self._wholes) == 1 and wanted:
-            return self._cut(wanted)
+            return self._rule_of_one(wanted)
         if len(self._texts) == 1 and wanted:
             raise DataError(
                 "all documents are equal, or parts of equal files, so none is left for validation: "
@@ -110,7 +129,14 @@ class Sides:
                 sides[chosen] = moved[chosen.hex()] = split
         return SplitRule(self._plain.val_fraction, self._plain.test_fraction, moved)
 
-    def _cut(self, wanted: Collection[str]) -> SplitRule:
+    def repeated(self) -> set[int]:
+        """With what the hashes begin that several documents have, where sides may share them."""
+        if self._hashes is None or not (self._cut or len(self._wholes) == 1):
+            return set()
+        found, counts = np.unique(np.frombuffer(self._hashes, np.uint64), return_counts=True)
+        return set(found[counts > 1].tolist())
+
+    def _rule_of_one(self, wanted: Collection[str]) -> SplitRule:
         """The end of the one file, in documents: at least one for each split that can have it."""
         parts = [*self._parts]
         if len(parts) < 2:
@@ -135,3 +161,30 @@ class Sides:
             self._plain.val_fraction, self._plain.test_fraction, {},
             begins.get(VAL, test_from), test_from,
         )  # fmt: skip
+
+
+def kept_apart(
+    rule: SplitRule, documents: Iterable[Hashed], repeated: Collection[int]
+) -> SplitRule:
+    """The rule that leaves out of training what is held out too; it is among the `repeated`."""
+    training, held_out, left = Counter[bytes](), set[bytes](), 0
+    for document in documents:
+        trained = rule.split_of(document) == TRAIN
+        left += trained
+        if _begin(document.hash) not in repeated:
+            continue
+        if trained:
+            training[document.hash] += 1
+        else:
+            held_out.add(document.hash)
+    copies = {text.hex(): count for text, count in training.items() if text in held_out}
+    if copies and left == sum(copies.values()):
+        raise DataError(
+            "validation and the test have the text of every document for training too: add other "
+            "text, or name files for them with --val and --test"
+        )
+    return replace(rule, copies=copies)
+
+
+def _begin(text_hash: bytes) -> int:
+    return int.from_bytes(text_hash[:8], "big")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speedrun.data.build import COPIES, build_dataset, build_notes
+from speedrun.data.build import COPIES, HELD_OUT, build_dataset, build_notes
 from speedrun.data.dataset import Dataset
 from speedrun.data.shards import read_tokens
 from speedrun.data.splits import SPLITS, TEST, TRAIN, VAL, Sides, SplitRule
@@ -125,6 +125,61 @@ def test_one_single_file_of_which_the_test_has_a_part(tmp_path: Path) -> None:
                              held_out={"test": [str(tmp_path / "middle.jsonl")]})  # fmt: skip
     counts = {split: info.documents for split, info in manifest.splits.items()}
     assert counts == {TRAIN: 12, VAL: 1, TEST: 29}
+
+
+def line(number: int) -> str:
+    return f"line {number:04} {'x' * 1000}\n"  # of two, a document of 1024 bytes holds one
+
+
+def lines_for(split: str) -> list[str]:
+    """Lines that are on this side as texts of their own."""
+    rule = SplitRule(0.1, 0.1)
+    numbers = range(300)
+    return [line(n) for n in numbers if rule.by_hash(document(n, line(n)).hash) == split]
+
+
+def test_no_text_is_trained_on_and_held_out(tmp_path: Path) -> None:
+    """A part goes with its file and a whole text by itself, so equal ones may be on two sides."""
+    train, val, test = (lines_for(split) for split in SPLITS)
+    files = {
+        "a": train[:3],
+        "b": [train[3], val[0], train[4]],  # its second part is also ...
+        "c": [val[0]],  # ... a text that validates
+        "d": [test[0], train[5], train[6]],  # its second part is held out for the test, so ...
+        "e": [train[5]],  # ... not trained on
+        "f": [train[5], train[7]],
+        "g": [val[1], train[8]],
+    }
+    for name, lines in files.items():
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    for name in ("out", "again"):
+        build_dataset([str(tmp_path / "*.txt")], tmp_path / name, "byte", max_document_bytes=1024,
+                      val_fraction=0.1, test_fraction=0.1)  # fmt: skip
+        assert texts_in(tmp_path / name, VAL) == [val[0], val[1], train[8]]
+        assert texts_in(tmp_path / name, TEST) == [test[0], train[5], train[6]]
+        left = [*train[:3], train[3], train[4], train[7]]
+        assert texts_in(tmp_path / name, TRAIN) == left
+        notes = [note for note in build_notes(tmp_path / name) if "left out" in note]
+        assert notes == [f"3 {HELD_OUT}"]
+    # The text is the same for all that: a second build finds the dataset it would make.
+    before = (tmp_path / "out").stat().st_ino
+    build_dataset([str(tmp_path / "*.txt")], tmp_path / "out", "byte", max_document_bytes=1024,
+                  val_fraction=0.1, test_fraction=0.1)  # fmt: skip
+    assert (tmp_path / "out").stat().st_ino == before
+
+
+def test_a_single_file_that_repeats_itself(tmp_path: Path) -> None:
+    path, out = tmp_path / "book.txt", tmp_path / "out"
+    path.write_text("".join(line(n % 19) for n in range(20)))  # the last line is the first again
+    build_dataset([str(path)], out, "byte", max_document_bytes=1024)
+    assert texts_in(out, TRAIN) == [line(n) for n in range(1, 18)]
+    assert texts_in(out, VAL) == [line(18)]
+    assert texts_in(out, TEST) == [line(0)]
+    path.write_text(line(0) * 20)
+    for tokenizer in ("byte", "bpe:300"):
+        with pytest.raises(DataError, match="have the text of every document for training too"):
+            build_dataset([str(path)], tmp_path / "none", tokenizer, max_document_bytes=1024)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["book.txt", "out"]
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.45])
