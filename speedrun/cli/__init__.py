@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -178,18 +179,28 @@ _add_file_verbs(tracks_app, "track")
 
 
 class _SeveralFiles(typer.core.TyperCommand):
-    """`--val A B` is `--val A --val B`: else B would be trained on, which nobody means."""
+    """`--val A B` is `--val A --val B`, and so is `--val=A B`: nobody means to train on B."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # a shell asks how to go on
+            return super().parse_args(ctx, args)
+        end = args.index("--") if "--" in args else len(args)
+        parts: list[str] = []
+        for word in args[:end]:
+            parts += word.split("=", 1) if word.startswith(("--val=", "--test=")) else [word]
         words: list[str] = []
         option = ""
-        for word in args:
-            if word.startswith("-"):
-                option = word if word in ("--val", "--test") else ""
-                words += [] if option else [word]
-            else:
-                words += [option, word] if option else [word]
-        return super().parse_args(ctx, words)
+        for word, after in pairwise([*parts, "--"]):
+            if word in ("--val", "--test"):
+                if not after or after.startswith("-"):
+                    raise ConfigError(
+                        f"{word} names no file: write {word} FILE..., or leave it out"
+                    )
+                option = word
+                continue
+            option = "" if word.startswith("-") else option
+            words += [option, word] if option else [word]
+        return super().parse_args(ctx, [*words, *args[end:]])
 
 
 @data_app.command(

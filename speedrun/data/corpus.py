@@ -12,7 +12,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -174,7 +174,8 @@ def open_corpus(
     """Find the files behind `sources`; what is missing, empty or of no known kind is refused here.
 
     `held_out` names sources for one split alone, "val" or "test"; they are read before the others,
-    so that copies of what they hold can be left out of training.
+    so that copies of what they hold can be left out of training. A file of theirs that is in a
+    folder or glob of the sources too is held out.
 
     A source is `stdlib`, `docstrings`, a file, a folder (read with its subfolders, hidden names
     left out), a glob (`**` for any depth) or `hf:NAME[@CONFIG][:SPLIT]`. File names say how a file
@@ -196,11 +197,17 @@ def open_corpus(
         for side in ("test", "val")
         for source in (held_out or {}).get(side, ())
     ]  # fmt: skip
-    for source, side in [*named, *((source, "") for source in sources)]:
+    for source, side in named:
+        found += [replace(one, side=side) for one in _find(source, other_files)]
+    held = {one.path.resolve() for one in found if isinstance(one, SourceFile)}
+    for source in sources:
         some = _find(source, other_files)
-        found += [replace(one, side=side) for one in some] if side else some
+        if held and not Path(source).expanduser().is_file():
+            some = [one for one in some if not _is_in(one, held)]
+        found += some
     if twice := _reached_twice([source for source in found if isinstance(source, SourceFile)]):
-        raise DataError(f"{twice} is reached by two sources: name it once")
+        hint = ", or for training its folder, of which held-out files are left out" if held else ""
+        raise DataError(f"{twice} is reached by two sources: name it once{hint}")
     names = (
         *(_name(source) for source in sources),
         *(
@@ -240,6 +247,10 @@ def _find(source: str, other_files: Notes) -> list[SourceFile | HubSource]:
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: name a file that holds text")
     return [_source_file(Path(), str(path))]
+
+
+def _is_in(source: SourceFile | HubSource, paths: Collection[Path]) -> bool:
+    return isinstance(source, SourceFile) and source.path.resolve() in paths
 
 
 def _reached_twice(files: Sequence[SourceFile]) -> Path | None:

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from speedrun.cli import app
+from speedrun.commands import data
 from speedrun.commands.data import build_command, inspect_command, training_command, verify_command
 from speedrun.data.dataset import Dataset
-from speedrun.errors import DataError
+from speedrun.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -50,6 +53,38 @@ def test_inspect_shows_documents(
     assert "--- document 1, " in said
     assert "--- document 2" not in said
     assert "text number" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "val", "test"),
+    [
+        ("--out o many --val a b --test c d", ["a", "b"], ["c", "d"]),
+        ("many --val=a b --test=c --out o", ["a", "b"], ["c"]),
+        ("many --val a --force --val b --out=o", ["a", "b"], []),
+        ("--val a --out o -- many", ["a"], []),
+        ("many --out o", [], []),
+    ],
+)
+def test_all_words_after_an_option_are_held_out(
+    words: str, val: list[str], test: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, object]] = []
+
+    def fake(sources: object, *_: object, held_out: object, **__: object) -> None:
+        asked.append((sources, held_out))
+
+    monkeypatch.setattr(data, "build_command", fake)
+    done = CliRunner().invoke(app, ["data", "build", *words.split()])
+    assert done.exit_code == 0, done.output
+    assert asked == [(["many"], {"val": val, "test": test})]
+
+
+@pytest.mark.parametrize(
+    "words", ["many --out o --val", "many --val --out o", "many --out o --val="]
+)
+def test_an_option_that_names_no_file_is_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match="--val names no file: write --val FILE"):
+        CliRunner().invoke(app, ["data", "build", *words.split()], catch_exceptions=False)
 
 
 def test_an_empty_split_is_shown(

@@ -255,6 +255,34 @@ def test_files_of_the_users_own(tmp_path: Path) -> None:
         build_dataset([source], tmp_path / "six", "byte", held_out={"val": [source]})
 
 
+def test_a_file_that_is_held_out_is_left_out_of_its_folder(tmp_path: Path) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    names = [f"{number:02}.txt" for number in range(12)]
+    for name in names:
+        (many / name).write_text(f"text of {name}")
+    one, other = str(many / "03.txt"), str(many / "04.txt")
+
+    def built(source: object, **held_out: list[str]) -> list[list[str]]:
+        out = tmp_path / "out"
+        build_dataset([str(source)], out, "byte", held_out=held_out, force=True)
+        return [texts_in(out, split) for split in Dataset.open(out).splits]
+
+    left = [f"text of {name}" for name in names if name != "03.txt"]
+    for source in (many, many / "*.txt"):
+        assert built(source, val=[one]) == [left, ["text of 03.txt"]]
+        assert build_notes(tmp_path / "out") == []
+    del left[3]
+    assert built(many, val=[one], test=[other]) == [left, ["text of 03.txt"], ["text of 04.txt"]]
+    assert built(many, val=[str(many / "0[34].txt")])[0] == left
+    # Who names a file twice has to say what is meant.
+    for held_out in ({"val": [one]}, {"val": [one], "test": [one]}, {"val": [str(many)]}):
+        with pytest.raises(DataError, match="reached by two sources: name it once, or for"):
+            build_dataset([one, other], tmp_path / "out", "byte", held_out=held_out)
+    with pytest.raises(DataError, match="held-out files have every document of the sources"):
+        build_dataset([str(many)], tmp_path / "out", "byte", held_out={"val": [str(many)]})
+
+
 def test_shares_that_cannot_be_are_refused(tmp_path: Path) -> None:
     for val, test in ((0.0, 0.1), (1.0, 0.0)):
         with pytest.raises(ConfigError, match="validation fraction"):
