@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, model_validator
 
@@ -27,6 +27,7 @@ EDGE = 0.05  # of a range, from its end on, where the best value may well lie ou
 DIGITS = 6  # of a value that is tried, so that people can read and write it
 
 Value = int | float
+Values = Mapping[str, Value]  # by key
 
 
 class Range(BaseModel, frozen=True):

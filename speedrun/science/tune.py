@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 
 import tomli_w
 
 from speedrun.config.experiment import all_values
-from speedrun.config.resolve import nest, parse_override, recipe_value, resolve, toml_text
+from speedrun.config.resolve import nest, recipe_value, resolve
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset
@@ -36,18 +35,15 @@ from speedrun.science.jobs import (
     this_command,
 )
 from speedrun.science.results import Trial, Tuning, read_result
+from speedrun.science.searchable import as_overrides, refuse_ranges, usable_values
 from speedrun.science.share import ONE_A_CORE, Share, share_machine
-from speedrun.science.space import Budget, Range, Value, box_size, point, round_of
+from speedrun.science.space import Budget, Range, Values, box_size, point, round_of
 
 FIRST_SEED = 1000  # a race counts its seeds from 0
 OTHER_ROWS = {SPREAD: BETWEEN, BETWEEN: SPREAD, FIRST: LAST, LAST: FIRST}
-# What all trials have in common: the text, how long they train, and how they are judged.
-SHARED = ("train", "validation", "data", "machine", "batch", "schedule.steps")
-MOST_KEYS = 8
 FRUITLESS = 1000  # points in a row that were all tried before: there are no others
 
 Say = Callable[[str], None]
-Values = Mapping[str, Value]
 Point = tuple[int, Values]  # with the number of its trial
 
 
@@ -83,7 +79,7 @@ def tune(
     refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
     base = resolve(recipe, track, overrides).config
     over = [one.checked() for one in over]
-    _refuse_ranges(over, base, recipe, track, overrides)
+    refuse_ranges(over, base, recipe, track, overrides)
     rows = rows_to_tune_on(base)
     own = {one.key: all_values(base)[one.key] for one in over}
     runs = _Runs(
@@ -104,13 +100,15 @@ def tune(
         file=f"{base.recipe}-tuned.toml",
         trials=(),
     )
-    runs.share(next_points(found, own, budget.alike(0, max(1, cores() // seeds))), jobs_at_once)
+    usable = usable_values(recipe, track, overrides, say)
+    first = next_points(found, own, budget.alike(0, max(1, cores() // seeds)), usable)
+    runs.share(first, jobs_at_once)
     found = _so_far(found.model_copy(update={"jobs": runs.at_once}), runs, out)
     while (spent := budget.spent(len(found.trials), found.seconds or 0.0)) < 1:
         places = max(1, runs.at_once // seeds)
-        points = next_points(found, own, budget.alike(len(found.trials), places))
+        points = next_points(found, own, budget.alike(len(found.trials), places), usable)
         if not points:
-            say("every value of these ranges has been tried")
+            say("every value of these ranges that can be used has been tried")
             break
         size = box_size(round_of(spent))
         say(_heading(points, size, found))
@@ -134,10 +132,13 @@ def tune(
     return found
 
 
-def next_points(found: Tuning, own: Values, count: int) -> list[Point]:
+def next_points(
+    found: Tuning, own: Values, count: int, usable: Callable[[Values], bool]
+) -> list[Point]:
     """The trials that come next; fewer, or none, where no other values are left.
 
-    The number of a trial is that of its point in the sequence, unless whole numbers came twice.
+    The number of a trial is that of its point in the sequence, unless whole numbers came twice or
+    a point could not be used.
     """
     number, seconds = len(found.trials), found.seconds or 0.0
     size = box_size(round_of(found.budget.spent(number, seconds)))
@@ -151,8 +152,9 @@ def next_points(found: Tuning, own: Values, count: int) -> list[Point]:
         index, fruitless = index + 1, fruitless + 1
         if values not in tried:
             tried.append(values)
-            new.append(values)
-            fruitless = 0
+            if usable(values):
+                new.append(values)
+                fruitless = 0
     return list(enumerate(new, start=number))
 
 
@@ -181,7 +183,7 @@ class _Runs:
         variants = {
             self._label(number): (
                 self._recipe,
-                (*self._words, *(_overrides(values) if number else ())),
+                (*self._words, *(as_overrides(values) if number else ())),
             )
             for number, values in points
         }
@@ -205,10 +207,6 @@ class _Runs:
 
     def _label(self, number: int) -> str:
         return f"{self._name} trial {number}"
-
-
-def _overrides(values: Values) -> tuple[str, ...]:
-    return tuple(f"{key}={toml_text(value)}" for key, value in values.items())
 
 
 def _trial(number: int, values: Values, size: float | None, entries: Sequence[Entry]) -> Trial:
@@ -273,37 +271,6 @@ def _heading(points: Sequence[Point], size: float, found: Tuning) -> str:
     best = found.best_trial
     around = f"trial {best.number}" if best else "the recipe as it stands"
     return f"{which}: {size:.2g} of each range around {around}"
-
-
-def _refuse_ranges(
-    over: Sequence[Range], base: Config, recipe: str, track: str, overrides: Sequence[str]
-) -> None:
-    """What cannot be searched is refused before any run, and so is what no run could be set to."""
-    if not 1 <= len(over) <= MOST_KEYS:
-        raise ConfigError(f"{len(over)} keys cannot be searched: 1 to {MOST_KEYS}")
-    keys = [one.key for one in over]
-    set_anew = {parse_override(word)[0] for word in overrides}
-    unused = "optimizer.hidden." if base.optimizer.kind == "muon" else "optimizer.muon."
-    for one in over:
-        if one.key.startswith(unused):
-            raise ConfigError(
-                f"{one} cannot be searched: {base.recipe} trains its hidden matrices by "
-                f"{base.optimizer.kind}, which does not read {one.key}"
-            )
-        if one.key in SHARED or one.key.partition(".")[0] in SHARED:
-            raise ConfigError(
-                f"{one} cannot be searched: {one.key} belongs to what all trials have in common, "
-                "such as data, length and validation"
-            )
-        for value in one.some_values():  # a recipe must be able to state what is found
-            recipe_value(one.key, value, track)
-        if keys.count(one.key) > 1:
-            raise ConfigError(f"--over {one.key} is given twice")
-        if one.key in set_anew:
-            raise ConfigError(f"{one.key} is searched by --over and cannot be --set as well")
-    for corner in product(*((one.low, one.high) for one in over)):
-        values = dict(zip(keys, corner, strict=True))
-        resolve(recipe, track, (*overrides, *_overrides(values)))
 
 
 def rows_to_tune_on(config: Config) -> str:

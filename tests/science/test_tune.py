@@ -222,7 +222,29 @@ def test_whole_numbers_are_tried_once_each(
     found = tiny_tune(recipe="record-03", over=over, budget=Budget(trials=9), say=said.append)
     assert sorted(values_of(found)) == [(3,), (4,), (5,), (6,)]
     assert values_of(found)[0] == (5,)  # as the recipe has it
-    assert said[-1] == "every value of these ranges has been tried"
+    assert said[-1] == "every value of these ranges that can be used has been tried"
+
+
+def test_whole_numbers_that_cannot_be_used_are_left_out(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    over = [Range.parse("model.bigram_rows=0..3")]
+    found = tiny_tune(over=over, budget=Budget(trials=9), say=said.append)
+    assert sorted(values_of(found)) == [(0,), (2,), (3,)]
+    assert (tmp_path / "out" / found.file).exists()
+    left_out = [line for line in said if line.startswith("left out")]
+    assert left_out == [
+        "left out: model.bigram_rows = 1 cannot be used: one row is for tokens with none before: "
+        "0, 2 or more"
+    ]
+    # Beside a rate each point has its own values, and the sentence is said once all the same.
+    said.clear()
+    found = tiny_tune(over=[*over, HEAD], budget=Budget(trials=12), say=said.append,
+                      out=tmp_path / "two")  # fmt: skip
+    assert len(found.trials) == 12
+    assert {rows for rows, _ in values_of(found)} == {0, 2, 3}
+    assert [line for line in said if line.startswith("left out")] == left_out
 
 
 def test_a_time_is_a_limit_for_all_attempts_together(

@@ -1,0 +1,75 @@
+"""What a tuning can search: refused before any run, or left out where a range has a hole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+from speedrun.config.resolve import parse_override, recipe_value, resolve, toml_text
+from speedrun.config.schema import Config
+from speedrun.errors import ConfigError
+from speedrun.science.space import Range, Values
+
+# What all trials have in common: the text, how long they train, and how they are judged.
+SHARED = ("train", "validation", "data", "machine", "batch", "schedule.steps")
+MOST_KEYS = 8
+
+
+def as_overrides(values: Values) -> tuple[str, ...]:
+    return tuple(f"{key}={toml_text(value)}" for key, value in values.items())
+
+
+def refuse_ranges(
+    over: Sequence[Range], base: Config, recipe: str, track: str, overrides: Sequence[str]
+) -> None:
+    """What cannot be searched is refused before any run, and so is what no run could be set to."""
+    if not 1 <= len(over) <= MOST_KEYS:
+        raise ConfigError(f"{len(over)} keys cannot be searched: 1 to {MOST_KEYS}")
+    keys = [one.key for one in over]
+    set_anew = {parse_override(word)[0] for word in overrides}
+    unused = "optimizer.hidden." if base.optimizer.kind == "muon" else "optimizer.muon."
+    for one in over:
+        if one.key.startswith(unused):
+            raise ConfigError(
+                f"{one} cannot be searched: {base.recipe} trains its hidden matrices by "
+                f"{base.optimizer.kind}, which does not read {one.key}"
+            )
+        if one.key in SHARED or one.key.partition(".")[0] in SHARED:
+            raise ConfigError(
+                f"{one} cannot be searched: {one.key} belongs to what all trials have in common, "
+                "such as data, length and validation"
+            )
+        for value in one.some_values():  # a recipe must be able to state what is found
+            recipe_value(one.key, value, track)
+        if keys.count(one.key) > 1:
+            raise ConfigError(f"--over {one.key} is given twice")
+        if one.key in set_anew:
+            raise ConfigError(f"{one.key} is searched by --over and cannot be --set as well")
+    for corner in product(*((one.low, one.high) for one in over)):
+        values = dict(zip(keys, corner, strict=True))
+        resolve(recipe, track, (*overrides, *as_overrides(values)))
+
+
+def usable_values(
+    recipe: str, track: str, overrides: Sequence[str], say: Callable[[str], None]
+) -> Callable[[Values], bool]:
+    """Whether a run can be set to some values and a recipe state them; what cannot is said once.
+
+    The ends of all ranges can (`refuse_ranges`), but not always what lies between: of whole
+    numbers a model may take the divisors of another, or all but one.
+    """
+    said: set[str] = set()
+
+    def usable(values: Values) -> bool:
+        try:
+            for key, value in values.items():
+                recipe_value(key, value, track)
+            resolve(recipe, track, (*overrides, *as_overrides(values)))
+        except ConfigError as error:
+            if str(error) not in said:
+                say(f"left out: {error}")
+            said.add(str(error))
+            return False
+        return True
+
+    return usable
