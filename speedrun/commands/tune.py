@@ -11,7 +11,7 @@ from speedrun.commands.report import report_command
 from speedrun.config.resolve import resolve
 from speedrun.science.results import Trial, Tuning
 from speedrun.science.space import Budget, Range
-from speedrun.science.tune import default_ranges, seeds_text, tune
+from speedrun.science.tune import changed_nothing, default_ranges, seeds_text, tune
 from speedrun.terminal.console import print_table
 
 say = partial(print, flush=True)
@@ -83,8 +83,12 @@ def sentences(found: Tuning) -> list[str]:
         said.append(
             f"the lowest of {len(found.trials)} losses flatters itself: part of the gain is luck"
         )
+    same = changed_nothing(found)
+    if same:
+        keys = " and ".join(one.key for one in found.over)
+        said.append(f"all {len(found.trials)} losses are the same: {keys} changed nothing here")
     for one in found.over:
-        if one.key in found.edges:
+        if one.key in found.edges and not same:
             said.append(
                 f"the best value of {one.key} is at the edge of the range {one.low:g}..{one.high:g}"
                 ": widen it"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
+from speedrun.config.optimizer import ROLES
 from speedrun.config.resolve import parse_override, recipe_value, resolve, toml_text
-from speedrun.config.schema import Config
+from speedrun.config.schema import Config, ModelConfig
 from speedrun.errors import ConfigError
 from speedrun.science.space import Range, Values
+from speedrun.train.estimate import vocab_size_of, without_storage
 
 # What all trials have in common: the text, how long they train, and how they are judged.
 SHARED = ("train", "validation", "data", "machine", "batch", "schedule.steps")
@@ -45,9 +47,32 @@ def refuse_ranges(
             raise ConfigError(f"--over {one.key} is given twice")
         if one.key in set_anew:
             raise ConfigError(f"{one.key} is searched by --over and cannot be --set as well")
+    models: dict[ModelConfig, Config] = {}
     for corner in product(*((one.low, one.high) for one in over)):
         values = dict(zip(keys, corner, strict=True))
-        resolve(recipe, track, (*overrides, *as_overrides(values)))
+        config = resolve(recipe, track, (*overrides, *as_overrides(values))).config
+        models[config.model] = config
+    _refuse_idle(over, list(models.values()))
+
+
+def _refuse_idle(over: Sequence[Range], configs: Sequence[Config]) -> None:
+    """Options of the optimizer for a role that no parameter has: all trials would be the same."""
+    by_role = {
+        one: role for one in over for role in ROLES if one.key.startswith(f"optimizer.{role}.")
+    }
+    if not by_role:
+        return
+    present = {
+        role
+        for config in configs
+        for role in without_storage(config, vocab_size_of(config)).roles().values()
+    }
+    for one, role in by_role.items():
+        if role not in present:
+            raise ConfigError(
+                f"{one} cannot be searched: no parameter of {configs[0].recipe} has the role "
+                f"{role}, so {one.key} changes nothing; choose another key"
+            )
 
 
 def usable_values(

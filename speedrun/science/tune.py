@@ -296,6 +296,12 @@ def rows_to_tune_on(config: Config) -> str:
     return other
 
 
+def changed_nothing(found: Tuning) -> bool:
+    """Whether several trials all ended in the very same losses: nothing reads what was searched."""
+    losses = {trial.losses for trial in found.trials}
+    return found.best is not None and len(found.trials) > 1 and len(losses) == 1
+
+
 def write_recipe(found: Tuning, recipe: str, path: Path) -> None:
     """The recipe with the values of the best trial, stated so that the track reads them so."""
     best, own = found.best_trial, found.as_it_stands

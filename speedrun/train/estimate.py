@@ -89,9 +89,13 @@ def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: i
     return max(1, share // sequence_bytes(config, vocab_size, itemsize))
 
 
-def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estimate:
+def without_storage(config: Config, vocab_size: int) -> GPT:
     with torch.device("meta"):
-        model = GPT(config.model, vocab_size, config.batch.length)
+        return GPT(config.model, vocab_size, config.batch.length)
+
+
+def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estimate:
+    model = without_storage(config, vocab_size)
     roles = model.roles()
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():

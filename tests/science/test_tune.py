@@ -18,6 +18,7 @@ from speedrun.commands import tune as command
 from speedrun.config.experiment import all_values, differences
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError, RunError
+from speedrun.report.page import page_data
 from speedrun.science import children
 from speedrun.science.results import Tuning, read_result
 from speedrun.science.space import Budget, Range
@@ -247,6 +248,32 @@ def test_whole_numbers_that_cannot_be_used_are_left_out(
     assert [line for line in said if line.startswith("left out")] == left_out
 
 
+def test_a_role_that_some_trials_have_can_be_searched(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning]
+) -> None:
+    """modern has no table of token pairs, but with rows for it there is one."""
+    over = [Range.parse("optimizer.bigram.lr=0.01..0.1"), Range.parse("model.bigram_rows=0..64")]
+    assert len(tiny_tune(over=over, budget=Budget(trials=3)).trials) == 3
+
+
+def test_a_key_without_effect_is_called_that(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning]
+) -> None:
+    over = [Range.parse("model.value_tables=1..3"), Range.parse("optimizer.hidden.eps=1e-9..1e-7")]
+    found = tiny_tune(over=over, budget=Budget(trials=4))
+    assert found.edges  # its best value is the recipe's own, at the end of the range
+    said = command.sentences(found)
+    assert said[0].startswith("no trial was better than modern as it stands")
+    assert said[1:] == [
+        "all 4 losses are the same: model.value_tables and optimizer.hidden.eps changed nothing "
+        "here"
+    ]
+    assert page_data([], tuning=found)["tuning"]["edges"] == []
+    one = found.trials[0].model_copy(update={"losses": (9.0,), "loss": 9.0})
+    other = found.model_copy(update={"trials": (one, *found.trials[1:]), "best": 1})
+    assert not any("changed nothing" in sentence for sentence in command.sentences(other))
+
+
 def test_a_time_is_a_limit_for_all_attempts_together(
     made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
 ) -> None:
@@ -337,6 +364,10 @@ def test_mistakes_are_refused_before_any_run(
     refused("optimizer.head.lr is searched by --over", head, words=["optimizer.head.lr=0.1"])
     refused("by adamw, which does not read optimizer.muon.lr", "optimizer.muon.lr=0.01..0.1")
     refused("by muon, which does not read optimizer.hidden.lr", "optimizer.hidden.lr=0.01..0.1",
+            recipe="record-03")  # fmt: skip
+    for role in ("bigram", "value_embedding", "scalar"):
+        refused(f"no parameter of modern has the role {role}", f"optimizer.{role}.lr=0.01..0.1")
+    refused("no parameter of record-03 has the role embedding", "optimizer.embedding.eps=0.1..0.2",
             recipe="record-03")  # fmt: skip
     refused("optimizer.head.weight_decay = -1.0", "optimizer.head.weight_decay=-1..1")
     refused("schedule.cooldown", "schedule.cooldown=100..900", "schedule.warmup=0..300")

@@ -23,6 +23,7 @@ from speedrun.report.page.mask import mask_frames
 from speedrun.report.page.run import read_run, schedules
 from speedrun.science import published
 from speedrun.science.results import Ablation, Race, Tuning
+from speedrun.science.tune import changed_nothing
 from speedrun.train.run import RunFolder
 
 # A page stays far below 5 MB: this many points of training loss in all, in five columns.
@@ -106,7 +107,8 @@ def _group(group: Group) -> dict[str, Any]:
 def _tuning(found: Tuning) -> dict[str, Any]:
     unused: Any = dict.fromkeys(("kind", "dataset_fingerprint", "jobs"), True)
     unused["trials"] = {"__all__": {"runs"}}
-    return found.model_dump(exclude=unused) | {"edges": found.edges}
+    edges = () if changed_nothing(found) else found.edges  # no range is too narrow then
+    return found.model_dump(exclude=unused) | {"edges": edges}
 
 
 def _published(groups: Sequence[Group]) -> list[dict[str, Any]]:
