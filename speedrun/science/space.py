@@ -121,12 +121,10 @@ class Range(BaseModel, frozen=True):
 
 
 def _number(text: str) -> Value:
-    if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text):
-        return int(text)
     value = float(text)
-    if not math.isfinite(value):
+    if not math.isfinite(value):  # as of a number of 400 digits
         raise ValueError
-    return value
+    return int(text) if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) else value
 
 
 class Budget(BaseModel, frozen=True):

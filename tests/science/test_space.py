@@ -144,6 +144,8 @@ def test_ranges_are_read() -> None:
         ("optimizer.head.lr=a..b", "write KEY=LOW..HIGH"),
         ("optimizer.head.lr=1..inf", "write KEY=LOW..HIGH"),
         ("optimizer.head.lr=1..2:lin", "write KEY=LOW..HIGH"),
+        (f"optimizer.head.lr=1..{'9' * 400}", "write KEY=LOW..HIGH"),
+        (f"model.value_tables=-{'9' * 400}..5", "write KEY=LOW..HIGH"),
     ],
 )
 def test_ranges_refused(text: str, sentence: str) -> None:
