@@ -180,11 +180,11 @@ class RunFolder:
     def read_metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Logged objects in order; what is none, such as a line that a crash cut, is left out."""
         rows = []
-        text = self.metrics.read_text(encoding="utf-8") if self.metrics.exists() else ""
-        for line in text.splitlines():
+        data = self.metrics.read_bytes() if self.metrics.exists() else b""
+        for line in data.splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except ValueError:  # no JSON, or not even UTF-8
                 continue
             if isinstance(row, dict) and "kind" in row and kind in (None, row["kind"]):
                 rows.append(row)

@@ -11,6 +11,7 @@ import torch
 
 from speedrun.data.build import build_dataset
 from speedrun.errors import ConfigError, RunError
+from speedrun.report.page import page_data
 from speedrun.train.progress import Progress
 from speedrun.train.run import RunFolder
 from speedrun.train.trainer import Trainer
@@ -79,6 +80,20 @@ def test_an_interrupted_run_resumes_exactly(tiny: Make, tmp_path: Path) -> None:
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert losses(tmp_path / "cut", "val") == losses(tmp_path / "whole", "val")
     assert same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+
+
+def test_damaged_records_are_passed_over(tiny: Make, tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 and half a line: the rest is read, shown and resumed from."""
+    config, run = tiny(), RunFolder(tmp_path)
+    train(config, tmp_path, Heard(3))
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    damaged = [b'{"kind": "tr\xffin", "step": 2}\n', lines[0].replace(b"{", b"{\xff", 1)]
+    run.metrics.write_bytes(b"".join([damaged[0], *lines, damaged[1], b'{"kind": "tra']))
+    assert run.read_metrics() == [json.loads(line) for line in lines]
+    assert [row["kind"] for row in run.read_metrics("train")] == ["train"] * 4
+    page_data([run])
+    assert train(config, tmp_path, resume=True).steps == 8
+    assert [row["step"] for row in run.read_metrics("train")] == [*range(1, 9)]
 
 
 def test_resuming_on_other_data_is_refused(tiny: Make, tmp_path: Path) -> None:
