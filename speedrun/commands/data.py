@@ -99,8 +99,17 @@ def _print_summary(folder: Path) -> Dataset:
         ],
     )
     if TEST not in dataset.splits:
-        print("no test split: a result on this dataset cannot be checked on text that nobody chose "
-              "by; `data build` keeps one, or takes files with --test")  # fmt: skip
+        print(f"no test split: {_instead_of_a_test(dataset)}")
     for note in build_notes(folder):
         print(f"note: {note}")
     return dataset
+
+
+def _instead_of_a_test(dataset: Dataset) -> str:
+    if dataset.manifest is None:  # `train/evaluate.py` has the rule
+        return "with validation.rows=first the last rows of these shards' validation are the test"
+    return (
+        "a result on this dataset cannot be checked on text that nobody chose by; to have one, "
+        "name files with --test, or build it of three texts or more, without --val and with a "
+        "--test-fraction above 0"
+    )

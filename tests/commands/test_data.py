@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -85,6 +87,36 @@ def test_all_words_after_an_option_are_held_out(
 def test_an_option_that_names_no_file_is_refused(words: str) -> None:
     with pytest.raises(ConfigError, match="--val names no file: write --val FILE"):
         CliRunner().invoke(app, ["data", "build", *words.split()], catch_exceptions=False)
+
+
+def test_how_to_have_a_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the sentence advises is what helps; public shards have a rule of their own."""
+    names = ["a.txt", "b.txt", "c.txt"]
+    for name in names:
+        (tmp_path / name).write_text(f"text of {name}")
+    a, b, c = (str(tmp_path / name) for name in names)
+
+    def said(*sources: str, **options: Any) -> str:
+        build_command(sources, tmp_path / "out", "byte", force=True, **options)
+        lines = capsys.readouterr().out.splitlines()
+        return next((line for line in lines if line.startswith("no test split")), "")
+
+    for lacking in (
+        said(a, b),
+        said(a, b, c, test_fraction=0.0),
+        said(a, b, held_out={"val": [c]}),
+    ):
+        assert "to have one, name files with --test, or build it of three texts" in lacking
+    assert said(a, b, c) == said(a, held_out={"val": [b], "test": [c]}) == ""
+    assert said(a, b, held_out={"test": [c]}) == ""
+    public = tmp_path / "public"
+    public.mkdir()
+    for split in ("train", "val"):
+        with (public / f"x_{split}_000000.bin").open("wb") as file:
+            file.write(struct.pack("<3i", 20240520, 1, 10_000))
+            file.truncate(1024 + 20_000)
+    inspect_command(public, 0)
+    assert "no test split: with validation.rows=first the last rows" in capsys.readouterr().out
 
 
 def test_an_empty_split_is_shown(
