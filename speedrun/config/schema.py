@@ -8,9 +8,10 @@ the run's own length, so `--steps` shortens a recipe without bending its shape.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from speedrun.config.fields import (
     Amount,
@@ -27,7 +28,17 @@ from speedrun.config.optimizer import OptimizerConfig
 BLOCK = 128  # tokens in an attention block, the step of a window counted in blocks
 TOKEN_UNIT = 64  # the step of a window counted in tokens
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+def _as_list(value: Any) -> Any:
+    """A name by itself is a list of one; what was meant as a list is not a name."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("[") and value.endswith("]"):
+        raise PydanticCustomError("names", """names in a list have quotes: '["a.txt", "b.txt"]'""")
+    return [value] if value else []
+
+
+Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_as_list)]
 Layers = Annotated[tuple[Amount, ...], Field(strict=False)]
 
 

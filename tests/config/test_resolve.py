@@ -198,3 +198,16 @@ def test_techniques_are_marked_in_the_schema_and_can_be_taken_out() -> None:
 
 def test_a_recipe_without_techniques_claims_none() -> None:
     assert techniques(resolve("baseline", "nano").config) == {}
+
+
+def test_a_source_by_itself_is_a_list_of_one() -> None:
+    def sources(word: str) -> tuple[str, ...]:
+        return resolve("modern", "nano", [f"data.sources={word}"]).config.data.sources
+
+    assert sources("wiki.txt") == sources('"wiki.txt"') == sources('["wiki.txt"]') == ("wiki.txt",)
+    assert sources('["a.txt", "stdlib"]') == ("a.txt", "stdlib")
+    assert sources("") == sources("[]") == ()  # which is refused where a source is needed
+    with pytest.raises(ConfigError, match="names in a list have quotes"):
+        sources("[a.txt, b.txt]")
+    with pytest.raises(ConfigError, match=r"data.sources = 7 \(override\) cannot be used"):
+        sources("7")
