@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -118,19 +117,11 @@ def print_race(found: Race) -> None:
     else:
         print("tokens where the validations cross the target, the distance between them in the "
               "interval; public rule: the first validation at or below it")  # fmt: skip
-    for effect in found.effects:
-        ends = (effect.effect, effect.low, effect.high)
-        ratio, low, high = (None if end is None else math.exp(end) for end in ends)
-        verdict = {
-            "helps": "needs more tokens", "hurts": "needs fewer tokens",
-            "equal": f"equal within {100 * (found.margin or 0):g}%",
-        }.get(effect.verdict or "", effect.note or "undecided")  # fmt: skip
-        print(f"{effect.switch}: {_number(ratio, '.3f')}{_interval(low, high, '.3f')} times the "
-              f"tokens of {found.order[0]}, {effect.n} seeds, p {_number(effect.p_holm, '.2g')}: "
-              f"{verdict}")  # fmt: skip
+    for line in found.verdicts():
+        print(line)
     if found.effects:
         print("intervals of the table are for a number of seeds fixed beforehand, those of the "
-              f"lines below it hold at every look; {_ending(found, 'recipe')}")  # fmt: skip
+              f"lines above hold at every look; {_ending(found, 'recipe')}")  # fmt: skip
     for note in found.notes:
         print(f"note: {note}")
     if found.jobs > 1 and not found.finished:

@@ -68,6 +68,23 @@ class Race(BaseModel, frozen=True):
     def statistics(self) -> dict[str, dict[str, Row]]:
         return statistics(self.order, self.entries, comparable(METRICS, self.jobs))
 
+    def verdicts(self) -> list[str]:
+        """On each recipe against the first, where seeds were added until they were decided."""
+        found = []
+        for effect in self.effects:
+            ends = (effect.effect, effect.low, effect.high)
+            ratio, low, high = ("-" if end is None else f"{math.exp(end):.3f}" for end in ends)
+            verdict = {
+                "helps": "needs more tokens", "hurts": "needs fewer tokens",
+                "equal": f"equal within {100 * (self.margin or 0):g}%",
+            }.get(effect.verdict or "", effect.note or "undecided")  # fmt: skip
+            p = "-" if effect.p_holm is None else f"{effect.p_holm:.2g}"
+            found.append(
+                f"{effect.switch}: {ratio} [{low}, {high}] times the tokens of {self.order[0]}, "
+                f"{effect.n} seeds, p {p}: {verdict}"
+            )
+        return found
+
     @property
     def runs(self) -> tuple[str, ...]:
         return tuple(entry.run for entry in self.entries if entry.run is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from speedrun.report.page import page_data, read_inputs
 from speedrun.science.compare import Entry
 from speedrun.science.results import Ablation, Race
+from speedrun.train.crossing import Look, crossing
 from tests.report.made import begun_run, made_config, made_run
 
 
@@ -81,10 +83,12 @@ def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
         for s in range(3)
     ]
     rows = page_data([*slow, *fast])["race"]["metrics"]
-    assert rows["steps_to_target"][0]["values"] == [30.0, 30.0, 30.0]
-    assert rows["tokens_to_target"][1]["mean"] == 20 * 8192
-    assert rows["tokens_to_target"][1]["ratio"] == pytest.approx(2 / 3)
-    assert rows["seconds_to_target"][1]["mean"] == 10.0
+    assert rows["steps_to_target"][0]["values"] == pytest.approx([30.0, 29.99, 29.98], abs=0.01)
+    # Losses of 5 and 3 at steps 10 and 20: half of the way in the logarithm.
+    steps = math.sqrt(10 * 20)
+    assert rows["tokens_to_target"][1]["mean"] == pytest.approx(steps * 8192, rel=1e-3)
+    assert rows["tokens_to_target"][1]["ratio"] == pytest.approx(steps / 30, rel=1e-3)
+    assert rows["seconds_to_target"][1]["mean"] == pytest.approx(steps / 2, rel=1e-3)
 
 
 def test_runs_that_shared_the_machine_have_no_times_to_compare(tmp_path: Path) -> None:
@@ -109,12 +113,16 @@ def test_the_page_and_a_race_file_say_the_same_of_the_same_runs(tmp_path: Path) 
         for seed, slope in zip(seeds[recipe], slopes[recipe], strict=True)
     ]  # fmt: skip
     rows = page_data(runs)["race"]["metrics"]["tokens_to_target"]
-    entries = [
-        Entry(recipe=run.load_config().recipe, seed=run.load_config().train.seed,
-              tokens_to_target=next(
-                  row["tokens"] for row in run.read_metrics("val") if row["loss"] <= 4.0))
-        for run in runs
-    ]  # fmt: skip
+    entries = []
+    for run in runs:
+        config = run.load_config()
+        looks = [Look(row["step"], row["loss"], 0.0, 0.0) for row in run.read_metrics("val")]
+        here = next(i for i, look in enumerate(looks) if (look.loss or 0) <= 4.0)
+        there = crossing(looks[here - 1], looks[here], 4.0)
+        entries.append(Entry(
+            recipe=config.recipe, seed=config.train.seed, cell_steps=1, steps_to_target=there.steps,
+            tokens_to_target=there.tokens(config.batch.tokens),
+        ))  # fmt: skip
     table = Race(target=4.0, entries=tuple(entries)).statistics()
     assert [row["ratio_method"] for row in rows] == ["paired", "paired", "Welch"]
     for row, recipe in zip(rows, seeds, strict=True):

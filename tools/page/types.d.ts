@@ -72,10 +72,14 @@ interface Race {
   groups: (number | null)[];
   metrics: Partial<Record<RaceMetric, RaceRow[]>>;
   final: RaceRow[];
+  test: RaceRow[] | null;
+  finished: boolean;
+  verdicts: string[];
 }
 type RaceMetric = "tokens_to_target" | "steps_to_target" | "seconds_to_target" | "wall_seconds_to_target";
 /** One recipe by one metric; means and ratios only where every seed reached the target. */
 interface RaceRow extends Numbers<"mean" | "std" | "low" | "high" | "ratio" | "ratio_low" | "ratio_high"> {
+  cell?: number | null;
   values: Values;
   n: number;
   reached: number;

@@ -7,6 +7,7 @@ from them is `science/compare.py`'s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 from speedrun.config.experiment import SEED, differences, experiment, experiment_hash
 from speedrun.config.resolve import parse_override, toml_text
 from speedrun.config.schema import Config
+from speedrun.files import finite
 from speedrun.report.page.run import RunData
 from speedrun.science.compare import TO_TARGET, Entry, Row, comparable
 from speedrun.science.results import Ablation, Race, Tuning
+from speedrun.train.crossing import Look, crossing
 
 SHORT_LABEL = 2  # settings named in a label before it becomes a number
 
@@ -128,14 +131,23 @@ def title_of(
 
 
 def _entry(run: RunData, label: str, target: float) -> Entry:
-    """What a race would have found of a run, read off its validations."""
-    val = run.shown["val"]
+    """What a race would have found of a run: where its validations cross the target."""
+    val, tokens = run.shown["val"], run.config.batch.tokens
     found: dict[str, Any] = {"val_loss": val["loss"][-1] if val["loss"] else None}
-    below = (i for i, loss in enumerate(val["loss"]) if loss is not None and loss <= target)
-    if (first := next(below, None)) is not None:
-        for clock in ("tokens", "seconds", "wall_seconds"):
-            found[f"{clock}_to_target"] = val[clock][first]
-        found["steps_to_target"] = val["tokens"][first] // run.config.batch.tokens
+    before = None
+    clocks = (val[name] for name in ("step", "loss", "seconds", "wall_seconds"))
+    for step, loss, *times in zip(*clocks, strict=True):
+        look = Look(step, loss, *(math.nan if time is None else time for time in times))
+        if loss is not None and loss <= target:
+            there = crossing(before, look, target)
+            found |= {
+                "steps_to_target": there.steps, "tokens_to_target": there.tokens(tokens),
+                "cell_steps": there.cell,
+            }  # fmt: skip
+            found |= finite({"seconds_to_target": there.seconds,
+                             "wall_seconds_to_target": there.wall_seconds})  # fmt: skip
+            break
+        before = look
     return Entry(recipe=label, seed=run.config.train.seed, **found)
 
 
@@ -167,6 +179,9 @@ def race_rows(
         "groups": [_group_of(recipe, groups) for recipe in race.order],
         "metrics": {metric: rows(metric) for metric in reached},
         "final": rows("val_loss"),
+        "test": rows("test_loss") if any(entry.test_loss for entry in entries) else None,
+        "finished": race.finished,
+        "verdicts": race.verdicts(),
     }
 
 

@@ -24,7 +24,8 @@ function raceCards(race, rows, axis) {
     const missed = row.reached < row.n
       ? `${row.n - row.reached} of ${plural(row.n, "seed")} missed ${race.target}` : null;
     if (i === 0) {
-      const note = missed || `${axis.noun} to a loss of ${race.target}, mean of ${plural(row.n, "seed")}`;
+      const what = race.finished ? "of the shortest run that ends at" : "to a loss of";
+      const note = missed || `${axis.noun} ${what} ${race.target}, mean of ${plural(row.n, "seed")}`;
       return card(group, name, orDash(row.mean, axis.format), note);
     }
     if (!known(row.ratio)) return card(group, name, "–", missed || `${yardstick} has no mean to compare with`);

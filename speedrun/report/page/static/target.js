@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { barFigure } from "./intervals.js";
-import { fixed, interval, known, loss, orDash, plural } from "./numbers.js";
+import { fixed, interval, known, loss, orDash } from "./numbers.js";
 import { hue, named, numberColumn, table, textColumn } from "./parts.js";
 import { AXES } from "./scales.js";
 
@@ -23,13 +23,15 @@ export function targetSection(data, state, box) {
     const text = partly(row) ? `${partly(row)} reached it` : mean;
     return { ...row, label: race.recipes[i], color: hue(race.groups[i]), text };
   });
-  const lastLoss = (/** @type {number} */ i) => {
-    const { mean, std } = race.final[i];
-    return loss(mean) + (known(mean) && known(std) ? ` ± ${std.toFixed(4)}` : "");
-  };
+  const meanLoss = (/** @type {RaceRow} */ { mean, std }) =>
+    loss(mean) + (known(mean) && known(std) ? ` ± ${std.toFixed(4)}` : "");
   const method = { paired: ", paired by seed", Welch: ", by Welch" };
   const methods = [...new Set(rows.flatMap((row, i) => (i > 0 && row.ratio_method ? [row.ratio_method] : [])))];
-  const every = Math.max(0, ...data.groups.map((group) => group.validation_every || 0));
+  const { test } = race;
+  const cell = race.finished
+    ? "Each figure is the length of the shortest run whose schedule ends at the target, found between two lengths a "
+      + "tenth apart"
+    : "A target is reached where the line between two validations crosses it";
   box.append(
     barFigure(el("div", { class: "figure", id: "target-figure" }), bars, axis.format,
       `${axis.label} to the target by recipe`),
@@ -41,9 +43,11 @@ export function targetSection(data, state, box) {
       numberColumn("95% interval", (row) => interval(row.low, row.high, axis.format)),
       numberColumn(`ratio to ${race.recipes[0]}`, (row) => orDash(row.ratio, fixed(3))),
       numberColumn("95% interval", (row, i) => (i > 0 ? interval(row.ratio_low, row.ratio_high, fixed(3)) : "–")),
-      numberColumn("last loss", (_, i) => lastLoss(i)),
+      numberColumn("last loss", (_, i) => meanLoss(race.final[i])),
+      ...(test ? [numberColumn("test loss", (_, i) => meanLoss(test[i]))] : []),
     ]),
     el("p", { class: "small" }, "Bars are means, circles single seeds, whiskers the 95% t interval of the mean; "
       + `ratios of means carry Fieller’s interval${methods.map((name) => method[name]).join(" or")}. `,
-    every ? `Losses are known every ${plural(every, "step")}, so a time to the target may be late by as much.` : ""));
+    `${cell}; the distance of the two is in the whiskers.`),
+    ...race.verdicts.map((line) => el("p", { class: "small" }, line)));
 }
