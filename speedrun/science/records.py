@@ -11,26 +11,23 @@ anew, consistently, around weights that do have the loss they state. Only traini
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel
 from safetensors import SafetensorError
 
-from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.data.splits import TEST, VAL
 from speedrun.errors import RunError, SpeedrunError
+from speedrun.science.rows import Trained, read_rows, wrong_rows
 from speedrun.train import checkpoint
-from speedrun.train.crossing import Crossing, Look, crossing
 from speedrun.train.evaluate import evaluate, tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary, validated
 
 WITHIN = 2e-3  # nats: CPUs of different makes, and GPUs, round differently
-ROUNDED = 1e-6  # seconds: the log keeps six digits
 # What evaluating raises, besides our own, where weights, config and dataset are not of one run.
 UNFIT = (RuntimeError, SafetensorError, OSError, KeyError)
 FEW = 10  # first steps, whose losses tell seeds apart
@@ -41,47 +38,6 @@ class Broken(NamedTuple):
 
     rule: str
     found: str
-
-
-class _Row(BaseModel):
-    """A row of metrics, of which only what is checked is read."""
-
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
-    step: int
-
-
-class _Begun(_Row):
-    dataset_fingerprint: str
-
-
-class _Trained(_Row):
-    tokens: int
-    seconds: float
-    loss: float | None
-    lr_multiplier: float
-
-
-class _Validated(_Row):
-    tokens: int
-    seconds: float
-    wall_seconds: float
-    loss: float | None
-    val_tokens: int
-
-
-class _Rewound(_Row):
-    from_step: int
-
-
-class _Ended(_Row):
-    code: int
-
-
-ROWS: dict[str, type[_Row]] = {
-    "start": _Begun, "resume": _Begun, "train": _Trained, "val": _Validated, "rewind": _Rewound,
-    "end": _Ended,
-}  # fmt: skip
-END = b'{"kind": "end"'
 
 
 class _SavedProgress(BaseModel, strict=True):
@@ -117,7 +73,7 @@ class Records:
     @property
     def first_losses(self) -> list[float]:
         """Of training, which a seed decides; a loss that was not finite counts as 0."""
-        rows = [row for row in _read_rows(self.run) if isinstance(row, _Trained)]
+        rows = [row for row in read_rows(self.run) if isinstance(row, Trained)]
         return [row.loss or 0.0 for row in rows[:FEW]]
 
 
@@ -217,108 +173,8 @@ def _contradictions(records: Records) -> Iterator[str]:
     elif digest != summary.metrics_sha256:
         yield "metrics.jsonl does not have the SHA-256 that summary.json states"
     try:
-        rows = _read_rows(records.run)
+        rows = read_rows(records.run)
     except RunError as error:
         yield str(error)
     else:
-        yield from _wrong_rows(rows, config, summary)
-
-
-def _read_rows(run: RunFolder) -> list[_Row]:
-    """The rows of metrics that are checked, up to the run's end; no line may be damaged there."""
-    lines = run.metrics.read_bytes().splitlines() if run.metrics.is_file() else []
-    last = max((i for i, line in enumerate(lines) if line.startswith(END)), default=-1)
-    rows: list[_Row] = []
-    for number, line in enumerate(lines[: last + 1], 1):
-        try:
-            found = json.loads(line)
-            model = ROWS.get(found["kind"])
-            if model:
-                rows.append(model.model_validate(found))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            why = "cannot be used"
-            if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                why = f"has no usable {'.'.join(map(str, first['loc']))!r}"
-            raise RunError(f"line {number} of metrics.jsonl {why}") from None
-    return rows
-
-
-def _wrong_rows(rows: Sequence[_Row], config: Config, summary: Summary) -> Iterator[str]:
-    """The story of a run once more: every row follows from those before it, the result from all."""
-    if not rows or not isinstance(rows[0], _Begun):
-        yield "its metrics do not begin with a start"
-    at, seconds, end = 0, 0.0, None
-    looks: list[_Validated] = []
-    for row in rows:
-        if isinstance(row, _Begun):
-            if row.dataset_fingerprint != summary.dataset_fingerprint:
-                then = row.dataset_fingerprint[:12]
-                yield (
-                    f"from step {row.step} it was trained on dataset {then}, not on "
-                    f"{summary.dataset_fingerprint[:12]}"
-                )
-            if row.step != at:
-                yield f"it goes on from step {row.step} when {at} steps are done"
-        elif isinstance(row, _Rewound):
-            if row.from_step != at or not 0 < row.step < at:
-                yield f"it goes back from step {row.from_step} when {at} steps are done"
-            at = row.step  # what was logged after it counts no more
-            looks = [look for look in looks if look.step <= at]
-        elif isinstance(row, _Trained):
-            if row.step != at + 1:
-                yield f"the row of step {at + 1} is missing: after step {at} comes {row.step}"
-            if row.tokens != row.step * config.batch.tokens:
-                yield f"step {row.step} stands at {row.tokens:,} tokens"
-            if row.seconds < seconds:
-                yield f"the clock falls from {seconds} to {row.seconds} s at step {row.step}"
-            if row.lr_multiplier != settings_at(config, at).learning_rate_multiplier:
-                yield f"step {row.step} has another learning rate than its config gives it"
-            at, seconds = row.step, row.seconds
-        elif isinstance(row, _Validated):
-            # The validation of step 0 is made after step 1 (train/loop.py).
-            here = at if row.step or at != 1 else 0
-            if row.step != here or (looks and row.step <= looks[-1].step):
-                yield f"it is validated at step {row.step} when {at} steps are done"
-            looks.append(row)
-        elif isinstance(row, _Ended):
-            end = row
-    if end is None or end is not rows[-1] or end.code or end.step != config.steps:
-        yield "its metrics do not end with the last step and exit code 0"
-    if at != config.steps:
-        yield f"its metrics end at step {at}, its config at {config.steps}"
-    if abs(seconds - summary.train_seconds) > ROUNDED:
-        yield f"its last step ends at {seconds} s, and train_seconds is {summary.train_seconds}"
-    if not looks or looks[-1].step != config.steps:
-        yield "it was not validated at the last step"
-    elif (looks[-1].loss, looks[-1].val_tokens) != (summary.val_loss, summary.val_tokens):
-        last = f"{looks[-1].loss} on {looks[-1].val_tokens} tokens"
-        yield f"its last validation gave {last}, its summary {summary.val_loss}"
-    yield from _wrong_crossing(looks, config, summary)
-
-
-def _wrong_crossing(looks: Sequence[_Validated], config: Config, summary: Summary) -> Iterator[str]:
-    """Where the validations cross the target, against what the summary says of it."""
-    target, batch = config.train.target, config.batch.tokens
-    found: Crossing | None = None
-    below: int | None = None
-    before: Look | None = None
-    for row in looks:
-        now = Look(row.step, row.loss, row.seconds, row.wall_seconds)
-        if target and row.loss is not None and row.loss <= target:
-            found, below = crossing(before, now, target), row.step * batch
-            break
-        before = now
-    stated = (summary.reached_target, summary.tokens_to_target, summary.cell_steps,
-              summary.first_validation_tokens)  # fmt: skip
-    crossed = (True, found.tokens(batch), found.cell, below) if found else (False, None, None, None)
-    if stated != crossed:
-        yield (
-            f"its validations reach the target after {crossed[1]} tokens, and tokens_to_target is "
-            f"{stated[1]}"
-        )
-    elif found and not abs(found.seconds - (summary.seconds_to_target or 0.0)) <= ROUNDED:
-        yield (
-            f"its validations reach the target after {found.seconds:.6f} s, and seconds_to_target "
-            f"is {summary.seconds_to_target}"
-        )
+        yield from wrong_rows(rows, config, summary)
