@@ -20,6 +20,8 @@ from speedrun.config.schema import Config
 NAMES = ("recipe", "track")
 PLACE = ("machine", "data.dir")
 SEED = "train.seed"
+LENGTH = "train.steps"  # may change in a resumed run as long as the steps done keep their schedules
+STOP = "train.stop"  # no step depends on it
 
 
 class Difference(NamedTuple):
@@ -47,6 +49,11 @@ def experiment(config: Config, but: Collection[str] = ()) -> dict[str, Any]:
 
 def experiment_hash(config: Config, but: Collection[str] = ()) -> str:
     return hash_of(experiment(config, but))
+
+
+def run_hash(config: Config) -> str:
+    """SHA-256 of all values that may not change while a run is made, whoever edits its files."""
+    return experiment_hash(config, but=(LENGTH, STOP))
 
 
 def hash_of(values: Any) -> str:

@@ -3,14 +3,19 @@
 A resumed run continues exactly what was begun, so what would make it another run (config, dataset,
 tokenizer, code) is named and refused. A longer run is the same run as long as every step already
 done would have had the same schedules; so is one that stopped at its target and goes on.
+
+What a run was is said by its checkpoint, which holds hashes of config and code and the length of
+the run: config.toml and environment.json are files that anybody can edit in between. Checkpoints of
+older versions hold none of it; there the files are believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
-from speedrun.config.experiment import all_differences, differences
+from speedrun.config.experiment import LENGTH, STOP, all_differences, differences, run_hash
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
@@ -20,8 +25,6 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment
 
 START = -1  # in place of a checkpoint's step: there is none yet
-LENGTH = "train.steps"  # may change as long as the steps done keep their schedules
-STOP = "train.stop"  # no step depends on it
 
 
 def find_step(run: RunFolder, display: Display, force: bool) -> int:
@@ -49,33 +52,47 @@ def find_step(run: RunFolder, display: Display, force: bool) -> int:
     return START
 
 
+def config_before(run: RunFolder, found: checkpoint.Checkpoint) -> Config:
+    """The run's config.toml, with the length that the run had when the checkpoint was made."""
+    stored = run.load_config()
+    train = stored.train.model_copy(update={"steps": found.meta.get("train_steps", stored.steps)})
+    return stored.model_copy(update={"train": train})
+
+
 def changes_forbidden(
     run: RunFolder,
     config: Config,
-    identity: Mapping[str, str],
+    identity: Mapping[str, Any],
     found: checkpoint.Checkpoint,
     code: str,
 ) -> list[str]:
     """Every difference to the run that left the checkpoint that makes it another run.
 
-    `identity` are the fingerprints of dataset and tokenizer, `code` is the hash of the code.
+    `identity` is the trainer's, `code` is the hash of the code.
     """
-    old = run.load_config()
+    old = config_before(run, found)
     changes = [
         f"the {key.partition('_')[0]} has fingerprint {value[:12]} and had {found.meta[key][:12]}"
         for key, value in identity.items()
-        if found.meta[key] != value
+        if key.endswith("_fingerprint") and found.meta[key] != value
     ]
-    changes += [
-        f"{key} is {now!r} and was {was!r}"
-        for key, was, now in differences(old, config, but=(LENGTH, STOP))
-    ]
+    then = found.meta.get("experiment_sha256")
+    if then != run_hash(config):
+        changes += [
+            f"{key} is {now!r} and was {was!r}"
+            for key, was, now in differences(old, config, but=(LENGTH, STOP))
+        ]
+        if then is not None and then != run_hash(old):
+            changes.append(
+                f"config.toml was edited since: it is not that of the checkpoint of step "
+                f"{found.step}"
+            )
     environment = Environment.read(run.environment)
     if environment is None or environment.code_sha256 is None:
         changes.append("environment.json does not say with which code it was run")
-    elif environment.code_sha256 != code:
-        then = environment.code_sha256
-        changes.append(f"the code has hash {code[:12]} and had {then[:12]}")
+    else:
+        made_by = {environment.code_sha256, found.meta.get("code_sha256", code)} - {code}
+        changes += [f"the code has hash {code[:12]} and had {one[:12]}" for one in sorted(made_by)]
     if config.steps < found.step:
         changes.append(f"train.steps is {config.steps} and {found.step} steps are done")
     else:

@@ -20,7 +20,13 @@ from speedrun.train.log import Display, Log, Sink
 from speedrun.train.loop import train
 from speedrun.train.progress import Progress
 from speedrun.train.request import Request
-from speedrun.train.resume import START, changes_allowed, changes_forbidden, find_step
+from speedrun.train.resume import (
+    START,
+    changes_allowed,
+    changes_forbidden,
+    config_before,
+    find_step,
+)
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls
 from speedrun.train.sinks import open_sinks
@@ -107,13 +113,14 @@ def _open_folder(
             f"{run.path} cannot be resumed as it was: {'; '.join(forced)}; undo that, or add "
             "--force to go on all the same, which stays written in the run"
         )
+    trainer.identity["code_sha256"] = here["code_sha256"]
     sinks = open_sinks(request.log, run.path)
     if trainer.data.tokenizer is not None:
         trainer.data.tokenizer.save(run.tokenizer)
     if found is None:
         run.create(config, here)
     else:
-        for sentence in changes_allowed(run.load_config(), config, found.step):
+        for sentence in changes_allowed(config_before(run, found), config, found.step):
             display.note(sentence)
         run.truncate_metrics(found.step, found.meta["progress"]["val_step"])
         at_step = [f"at step {found.step}: {sentence}" for sentence in forced]

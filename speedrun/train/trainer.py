@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from speedrun.config.experiment import run_hash
 from speedrun.config.schedule import Settings, settings_at
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
@@ -82,9 +83,12 @@ class Trainer:
         self.kernels = f"attention {self.planner.backend}: {kernels}"
         self.compiles = compiled != "none" or self.planner.backend == "flex"
         self.optimizer = build_optimizer(self.model.named_roles(), config)
-        self.identity = {
+        # Written at every start and into every checkpoint, so that an edited file is found out.
+        self.identity: dict[str, Any] = {
             "dataset_fingerprint": self.data.dataset.fingerprint,
             "tokenizer_fingerprint": self.data.dataset.tokenizer_fingerprint,
+            "experiment_sha256": run_hash(config),
+            "train_steps": config.steps,
         }
         passes = f"{self.microbatches} forward pass{'es' if self.microbatches > 1 else ''} a step"
         self.notes = (

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from speedrun.config.experiment import run_hash
+from speedrun.config.resolve import change, from_toml, to_toml
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, RunError
+from speedrun.train import checkpoint
 from speedrun.train.environment import code_hash
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
-from tests.train.heard import Heard, Make, losses, same_bits, tensors, train, values
+from tests.train.heard import Heard, Make, losses, newest, same_bits, tensors, train, values
 
 
 def run(config: Config, folder: Path, interrupt_at: int = -1, **how: Any) -> list[str]:
@@ -53,6 +56,65 @@ def test_a_changed_config_is_named_and_refused(
     assert RunFolder(tmp_path / "run").load_config() == tiny(change)
 
 
+def edit_config(folder: Path, *overrides: str) -> None:
+    stored = change(from_toml(folder / "config.toml"), overrides, {}).config
+    (folder / "config.toml").write_text(to_toml(stored))
+
+
+def resume_as_stored(folder: Path, **how: Any) -> None:
+    """As `speedrun train --resume` does, which takes the config from the folder."""
+    run(RunFolder(folder).load_config(), folder, resume=True, **how)
+
+
+def test_a_config_that_was_edited_in_between_is_refused(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "whole")
+    run(tiny(), tmp_path / "run", 3)
+    for edit in ("optimizer.head.lr=0.5", "train.seed=1"):
+        edited = Path(shutil.copytree(tmp_path / "run", tmp_path / edit))
+        edit_config(edited, edit)
+        with pytest.raises(RunError, match=r"config\.toml was edited since: it is not that of"):
+            resume_as_stored(edited)
+        resume_as_stored(edited, force=True)
+        (sentence,) = RunFolder(edited).read_forced()
+        assert sentence.startswith("at step 4: config.toml was edited since")
+    # What goes on with the values it had is the same run, whatever the file said in between.
+    edit_config(tmp_path / "run", "optimizer.head.lr=0.5")
+    run(tiny(), tmp_path / "run", resume=True)
+    assert not RunFolder(tmp_path / "run").forced.exists()
+    assert RunFolder(tmp_path / "run").load_config() == tiny()
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_length_that_was_edited_in_between_is_a_new_length(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(recipe="modern-cosine"), tmp_path / "run", 4)
+    edit_config(tmp_path / "run", "train.steps=16")
+    with pytest.raises(RunError, match=r"train\.steps is 16 and was 8, which gives step \d of the"):
+        resume_as_stored(tmp_path / "run")
+
+
+def test_every_start_and_checkpoint_says_of_what_it_is(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    run(tiny(), tmp_path / "run", resume=True)
+    known = {"experiment_sha256": run_hash(tiny()), "train_steps": 8, "code_sha256": code_hash()}
+    folder = RunFolder(tmp_path / "run")
+    for said in (*folder.read_metrics("start"), *folder.read_metrics("resume")):
+        assert said.items() >= known.items()
+    assert newest(folder.checkpoints).meta.items() >= known.items()
+
+
+def test_checkpoints_of_older_versions_resume_as_before(tiny: Make, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "run", 3)
+    found = newest(tmp_path / "run/checkpoints")
+    new = ("experiment_sha256", "train_steps", "code_sha256")
+    meta = {key: value for key, value in found.meta.items() if key not in new}
+    meta["meta_sha256"] = checkpoint._sha256_of_meta(meta)
+    (found.folder / checkpoint.META).write_text(json.dumps(meta))
+    with pytest.raises(RunError, match=r"optimizer\.head\.lr is 0\.5 and was"):
+        run(tiny("optimizer.head.lr=0.5"), tmp_path / "run", resume=True)
+    run(tiny(), tmp_path / "run", resume=True)
+    assert not RunFolder(tmp_path / "run").forced.exists()
+
+
 def test_forcing_a_model_of_another_size_is_one_sentence(tiny: Make, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "run", 3)
     with pytest.raises(RunError, match=r"does not fit this model: .*size mismatch") as caught:
@@ -60,7 +122,10 @@ def test_forcing_a_model_of_another_size_is_one_sentence(tiny: Make, tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-def test_changed_code_is_named_and_refused(tiny: Make, tmp_path: Path) -> None:
+def test_changed_code_is_named_and_refused(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    then = code_hash()
     run(tiny(), tmp_path / "run", 3)
     file = tmp_path / "run/environment.json"
     facts = json.loads(file.read_text())
@@ -68,6 +133,11 @@ def test_changed_code_is_named_and_refused(tiny: Make, tmp_path: Path) -> None:
     file.write_text(json.dumps(facts | {"code_sha256": "0" * 64}))
     with pytest.raises(RunError, match=f"the code has hash {code_hash()[:12]} and had 000000"):
         run(tiny(), tmp_path / "run", resume=True)
+    monkeypatch.setattr("speedrun.train.environment.code_hash", lambda: "f" * 64)
+    file.write_text(json.dumps(facts | {"code_sha256": "f" * 64}))  # an edit to hide the change
+    with pytest.raises(RunError, match=f"the code has hash ffffffffffff and had {then[:12]}"):
+        run(tiny(), tmp_path / "run", resume=True)
+    monkeypatch.undo()
     file.unlink()
     with pytest.raises(RunError, match=r"environment\.json does not say with which code"):
         run(tiny(), tmp_path / "run", resume=True)
