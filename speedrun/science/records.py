@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from speedrun.config.schema import Config
 from speedrun.data.splits import TEST, VAL
 from speedrun.errors import RunError, SpeedrunError
-from speedrun.science.rows import Trained, read_rows, wrong_rows
+from speedrun.science.rows import FACTS, Begun, Said, Trained, read_rows, wrong_rows
 from speedrun.train import checkpoint
 from speedrun.train.evaluate import evaluate, tested
 from speedrun.train.run import RunFolder
@@ -46,7 +46,7 @@ class _SavedProgress(BaseModel, strict=True):
     forced: list[str]
 
 
-class Saved(BaseModel, strict=True):
+class Saved(Said, frozen=True, strict=True):
     """What the last checkpoint says of itself."""
 
     step: int
@@ -75,6 +75,15 @@ class Records:
         """Of training, which a seed decides; a loss that was not finite counts as 0."""
         rows = [row for row in read_rows(self.run) if isinstance(row, Trained)]
         return [row.loss or 0.0 for row in rows[:FEW]]
+
+    @property
+    def starts(self) -> list[Begun]:
+        return [row for row in read_rows(self.run) if isinstance(row, Begun)]
+
+    @property
+    def told(self) -> bool:
+        """Whether every start and the checkpoint say what the run was; else it is not known."""
+        return all(one.whole for one in (self.saved, *self.starts))
 
 
 def read(run: RunFolder) -> Records:
@@ -112,6 +121,10 @@ def broken(records: Records) -> Broken | None:
         return Broken("not forced", f"{path} was, {records.forced[0]}")
     for problem in _contradictions(records):
         return Broken("adds up", f"{path}: {problem}")
+    for row in records.starts:
+        if row.train_steps not in (None, records.config.steps):
+            found = f"{path} was to end at step {row.train_steps} when it stood at {row.step}"
+            return Broken("same stop", f"{found}, and ends at {records.config.steps}")
     return None
 
 
@@ -152,6 +165,7 @@ def unfit(run: RunFolder, error: Exception) -> str:
 def _contradictions(records: Records) -> Iterator[str]:
     """What does not add up: summary with config and checkpoint, then with the metrics."""
     config, summary, saved = records.config, records.summary, records.saved
+    code = records.environment.code_sha256
     for name, stated, other, where in (
         ("recipe", summary.recipe, config.recipe, "config.toml"),
         ("track", summary.track, config.track, "config.toml"),
@@ -167,6 +181,8 @@ def _contradictions(records: Records) -> Iterator[str]:
     ):  # fmt: skip
         if stated != other:
             yield f"{name} is {stated!r} by summary.json and {other!r} by {where}"
+    if file := saved.denied_by(config, code):
+        yield f"the last checkpoint was made with another {FACTS[file]} than {file} has"
     digest = records.run.metrics_digest() if records.run.metrics.is_file() else None
     if digest is None:
         yield "metrics.jsonl is missing, or has no row of the run's end"
@@ -177,4 +193,4 @@ def _contradictions(records: Records) -> Iterator[str]:
     except RunError as error:
         yield str(error)
     else:
-        yield from wrong_rows(rows, config, summary)
+        yield from wrong_rows(rows, config, code, summary)

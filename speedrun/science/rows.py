@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from speedrun.config.experiment import run_hash
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
@@ -18,6 +19,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 
 ROUNDED = 1e-6  # seconds: the log keeps six digits
+FACTS = {"config.toml": "config", "environment.json": "code"}
 
 
 class Row(BaseModel):
@@ -27,7 +29,25 @@ class Row(BaseModel):
     step: int
 
 
-class Begun(Row):
+class Said(BaseModel, frozen=True, strict=True):
+    """What a run says it is, at every start and in every checkpoint; older versions did not."""
+
+    experiment_sha256: str | None = None
+    code_sha256: str | None = None
+    train_steps: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        return None not in (self.experiment_sha256, self.code_sha256, self.train_steps)
+
+    def denied_by(self, config: Config, code: str | None) -> str | None:
+        """The file that states other things than this; a length is not compared here."""
+        if self.experiment_sha256 not in (None, run_hash(config)):
+            return "config.toml"
+        return None if self.code_sha256 in (None, code) else "environment.json"
+
+
+class Begun(Row, Said):
     dataset_fingerprint: str
 
 
@@ -81,7 +101,9 @@ def read_rows(run: RunFolder) -> list[Row]:
     return rows
 
 
-def wrong_rows(rows: Sequence[Row], config: Config, summary: Summary) -> Iterator[str]:
+def wrong_rows(
+    rows: Sequence[Row], config: Config, code: str | None, summary: Summary
+) -> Iterator[str]:
     """The story of a run once more: every row follows from those before it, the result from all."""
     if not rows or not isinstance(rows[0], Begun):
         yield "its metrics do not begin with a start"
@@ -95,6 +117,9 @@ def wrong_rows(rows: Sequence[Row], config: Config, summary: Summary) -> Iterato
                     f"from step {row.step} it was trained on dataset {then}, not on "
                     f"{summary.dataset_fingerprint[:12]}"
                 )
+            if other := row.denied_by(config, code):
+                what = FACTS[other]
+                yield f"from step {row.step} it was made with another {what} than {other} has"
             if row.step != at:
                 yield f"it goes on from step {row.step} when {at} steps are done"
         elif isinstance(row, Rewound):

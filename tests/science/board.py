@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from speedrun.config import files
+from speedrun.config.experiment import run_hash
 from speedrun.config.resolve import change, from_toml, resolve, to_toml
 from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset
@@ -128,10 +129,40 @@ def edit_summary(path: Path, **changes: Any) -> None:
     write_json(file, {**json.loads(file.read_text()), **changes})
 
 
-def edit_config(path: Path, *overrides: str, **names: str) -> None:
-    """`names` are those of recipe and track, which are no settings."""
+def edit_config(path: Path, *overrides: str, seal: bool = True, **names: str) -> None:
+    """`names` are those of recipe and track, which are no settings; sealed: see `say_again`."""
     config = change(from_toml(path / "config.toml"), overrides, {}).config
     (path / "config.toml").write_text(to_toml(config.model_copy(update=names)))
+    if seal:
+        say_again(path)
+
+
+def edit_environment(path: Path, *, seal: bool = True, **changes: Any) -> None:
+    file = path / "environment.json"
+    write_json(file, {**json.loads(file.read_text()), **changes})
+    if seal:
+        say_again(path)
+
+
+def say_again(path: Path, *, older: bool = False) -> None:
+    """Every start and the last checkpoint say what the files say by now; older: nothing at all."""
+    config = from_toml(path / "config.toml")
+    code = json.loads((path / "environment.json").read_text())["code_sha256"]
+    said = {
+        "experiment_sha256": run_hash(config), "train_steps": config.steps, "code_sha256": code
+    }  # fmt: skip
+
+    def again(row: Row) -> Row:
+        if row["kind"] not in ("start", "resume"):
+            return row
+        return {key: value for key, value in row.items() if key not in said} | (
+            {} if older else said
+        )
+
+    edit_metrics(path, again)
+    file, meta = _read_meta(path)
+    rest = {key: value for key, value in meta.items() if key not in said}
+    _write_meta(file, rest | ({} if older else said))
 
 
 def edit_metrics(path: Path, change: Callable[[Row], Row | None], *, seal: bool = True) -> None:
@@ -145,11 +176,23 @@ def edit_metrics(path: Path, change: Callable[[Row], Row | None], *, seal: bool 
 
 def edit_checkpoint(path: Path, **progress: Any) -> None:
     """The last checkpoint's record, with its own hash put right."""
-    file = checkpoint.folders(path / "checkpoints")[-1] / checkpoint.META
-    meta = json.loads(file.read_text())
+    file, meta = _read_meta(path)
     meta["progress"].update(progress)
-    meta["meta_sha256"] = checkpoint._sha256_of_meta(meta)
-    file.write_text(json.dumps(meta))
+    _write_meta(file, meta)
+
+
+def edit_meta(path: Path, **changes: Any) -> None:
+    file, meta = _read_meta(path)
+    _write_meta(file, meta | changes)
+
+
+def _read_meta(path: Path) -> tuple[Path, Row]:
+    file = checkpoint.folders(path / "checkpoints")[-1] / checkpoint.META
+    return file, json.loads(file.read_text())
+
+
+def _write_meta(file: Path, meta: Row) -> None:
+    file.write_text(json.dumps(meta | {"meta_sha256": checkpoint._sha256_of_meta(meta)}))
 
 
 def change_seed(path: Path, seed: int) -> None:
