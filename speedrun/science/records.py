@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from pydantic import BaseModel
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from speedrun.config.schema import Config
 from speedrun.data.splits import TEST, VAL
 from speedrun.errors import RunError, SpeedrunError
+from speedrun.model.gpt import GPT
 from speedrun.science.rows import FACTS, Begun, Said, Trained, read_rows, wrong_rows
 from speedrun.train import checkpoint
 from speedrun.train.evaluate import evaluate, tested
@@ -30,6 +32,7 @@ from speedrun.train.summary import Environment, Summary, validated
 WITHIN = 2e-3  # nats: CPUs of different makes, and GPUs, round differently
 # What evaluating raises, besides our own, where weights, config and dataset are not of one run.
 UNFIT = (RuntimeError, SafetensorError, OSError, KeyError)
+TABLE = "embedding.weight"  # a row for each token, among the weights
 FEW = 10  # first steps, whose losses tell seeds apart
 
 
@@ -69,6 +72,14 @@ class Records:
     environment: Environment
     saved: Saved
     forced: list[str]  # by forced.json, the summary or the checkpoint
+    rows: int  # of the table of tokens in the checkpoint
+
+    @property
+    def params(self) -> int:
+        """Of the config's model with as many rows as the table has, which may be padded."""
+        with torch.device("meta"):
+            model = GPT(self.config.model, self.rows, self.config.batch.length)
+        return sum(parameter.numel() for parameter in model.parameters())
 
     @property
     def first_losses(self) -> list[float]:
@@ -103,11 +114,15 @@ def read(run: RunFolder) -> Records:
             Saved, found.meta, found.folder / checkpoint.META, "a checkpoint's record"
         )
         forced = [*summary.forced, *run.read_forced(), *saved.progress.forced]
+        with safe_open(found.folder / checkpoint.MODEL, "pt") as weights:
+            rows = weights.get_slice(TABLE).get_shape()[0]
+    except (SafetensorError, IndexError) as error:
+        raise RunError(f"the last weights of {run.path} cannot be read: {error}") from None
     except OSError as error:
         raise RunError(f"{run.path} cannot be read: {error.strerror}") from None
     except RecursionError:
         raise RunError(f"{run.path} holds JSON that is nested too deeply to be read") from None
-    return Records(run, config, summary, place, saved, forced)
+    return Records(run, config, summary, place, saved, forced, rows)
 
 
 def broken(records: Records) -> Broken | None:
@@ -173,6 +188,7 @@ def _contradictions(records: Records) -> Iterator[str]:
         ("target", summary.target, config.train.target or None, "config.toml"),
         ("steps", summary.steps, config.steps, "config.toml"),
         ("tokens", summary.tokens, config.steps * config.batch.tokens, "config.toml"),
+        ("params", summary.params, records.params, "the model of config.toml"),
         ("steps", summary.steps, saved.step, "the last checkpoint"),
         ("val_loss", summary.val_loss, saved.progress.val_loss, "the last checkpoint"),
         ("train_seconds", summary.train_seconds, saved.progress.seconds, "the last checkpoint"),

@@ -18,7 +18,8 @@ from speedrun.train.crossing import Crossing, Look, crossing
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 
-ROUNDED = 1e-6  # seconds: the log keeps six digits
+ROUNDED = 1e-6  # seconds: the log keeps six digits, of milliseconds three
+WALL_ROUNDED = 1e-3  # seconds: of the wall clock it keeps three
 FACTS = {"config.toml": "config", "environment.json": "code"}
 
 
@@ -54,6 +55,8 @@ class Begun(Row, Said):
 class Trained(Row):
     tokens: int
     seconds: float
+    wall_seconds: float
+    ms: float
     loss: float | None
     lr_multiplier: float
 
@@ -107,7 +110,7 @@ def wrong_rows(
     """The story of a run once more: every row follows from those before it, the result from all."""
     if not rows or not isinstance(rows[0], Begun):
         yield "its metrics do not begin with a start"
-    at, seconds, end = 0, 0.0, None
+    at, seconds, wall, end = 0, 0.0, 0.0, None
     looks: list[Validated] = []
     for row in rows:
         if isinstance(row, Begun):
@@ -134,14 +137,19 @@ def wrong_rows(
                 yield f"step {row.step} stands at {row.tokens:,} tokens"
             if row.seconds < seconds:
                 yield f"the clock falls from {seconds} to {row.seconds} s at step {row.step}"
+            if abs(row.seconds - seconds - row.ms / 1000) > 2 * ROUNDED:
+                took = f"{1000 * (row.seconds - seconds):.3f} ms by the clock"
+                yield f"step {row.step} took {took} and {row.ms} by its own row"
             if row.lr_multiplier != settings_at(config, at).learning_rate_multiplier:
                 yield f"step {row.step} has another learning rate than its config gives it"
-            at, seconds = row.step, row.seconds
+            at, seconds, wall = row.step, row.seconds, row.wall_seconds
         elif isinstance(row, Validated):
             # The validation of step 0 is made after step 1 (train/loop.py).
             here = at if row.step or at != 1 else 0
             if row.step != here or (looks and row.step <= looks[-1].step):
                 yield f"it is validated at step {row.step} when {at} steps are done"
+            if abs(row.seconds - (seconds if row.step else 0.0)) > ROUNDED:
+                yield f"it is validated at {row.seconds} s, when its clock stands at {seconds}"
             looks.append(row)
         elif isinstance(row, Ended):
             end = row
@@ -151,6 +159,11 @@ def wrong_rows(
         yield f"its metrics end at step {at}, its config at {config.steps}"
     if abs(seconds - summary.train_seconds) > ROUNDED:
         yield f"its last step ends at {seconds} s, and train_seconds is {summary.train_seconds}"
+    if summary.wall_seconds < max(wall - WALL_ROUNDED, summary.train_seconds):
+        yield (
+            f"wall_seconds is {summary.wall_seconds}, its last step ends {wall} s after its start, "
+            f"and train_seconds is {summary.train_seconds}"
+        )
     if not looks or looks[-1].step != config.steps:
         yield "it was not validated at the last step"
     elif (looks[-1].loss, looks[-1].val_tokens) != (summary.val_loss, summary.val_tokens):

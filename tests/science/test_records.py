@@ -12,6 +12,7 @@ import pytest
 from torch import Tensor
 
 from speedrun.data.loader import Batch
+from speedrun.science import records
 from speedrun.science.leaderboard import check
 from speedrun.train import checkpoint
 from speedrun.train.request import Interval
@@ -66,6 +67,19 @@ def sealed(spoil: Callable[[Path], None]) -> Callable[[Path], None]:
     return both
 
 
+def a_hundred_times_faster(run: Path) -> None:
+    """By the clock of every file; the rows keep how long each step took."""
+
+    def faster(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "seconds": round(row["seconds"] / 100, 6)} if "seconds" in row else row
+
+    summary = RunFolder(run).read_summary()
+    assert summary
+    edit_metrics(run, faster)
+    edit_checkpoint(run, seconds=summary.train_seconds / 100)
+    edit_summary(run, train_seconds=summary.train_seconds / 100)
+
+
 def a_folder(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
@@ -91,7 +105,12 @@ def a_folder(run: Path) -> None:
         (restate("train", 3, seconds=0.0), "the clock falls"),
         (restate("train", 3, seconds="late"), "has no usable 'seconds'"),
         (restate("train", 3, lr_multiplier=0.5), "another learning rate"),
-        (restate("train", 16, seconds=1e6), "its last step ends at 1000000.0 s"),
+        (restate("train", 16, seconds=1e6), "step 16 took 99"),
+        (restate("train", 5, ms=1.0), "step 5 took "),
+        (restate("val", 8, seconds=1e-3), "it is validated at 0.001 s, when its clock stands at"),
+        (a_hundred_times_faster, "by its own row"),
+        (lambda run: edit_summary(run, wall_seconds=0.001), "wall_seconds is 0.001, its last step"),
+        (lambda run: edit_summary(run, params=7), "params is 7 by summary.json and "),
         (restate("val", 16, loss=1.0), "its last validation gave 1.0"),
         (restate("val", 16, val_tokens=64), "on 64 tokens"),
         (restate("val", 8, step=9), "validated at step 9 when 8 steps are done"),
@@ -183,6 +202,9 @@ def test_a_run_that_weighs_other_than_its_config_says(board: Board, tmp_path: Pa
     runs = board.copies(tmp_path)
     for run in runs:
         edit_config(run, "model.width=64")
+    refused(runs, "adds up", "by the model of config.toml")
+    for run in runs:
+        edit_summary(run, params=records.read(RunFolder(run)).params)
     refused(runs, "weights", "do not fit its records")
 
 
