@@ -53,9 +53,11 @@ RULES = {
     "not forced": "no run was ever resumed with --force",
     "adds up": "metrics are there for every step, as they were written, and config, metrics, "
     "checkpoint and result agree",
-    "every seed once": "no two runs share a seed, and none is a copy of another",
+    "every seed once": "n runs have the seeds 0 to n - 1, none twice and none left out, for the "
+    "best of many prove nothing; none is a copy of another",
     "own machine": "a run has the machine to itself, for its seconds are compared",
     "significant": "the mean final loss is at or below the target at p < {alpha}",
+    "test once": "the test of a run is looked at once, for its last weights",
     "weights": f"a run's last weights have the losses it states, within {records.WITHIN:g} nats, "
     "for machines round differently",
 }
@@ -169,9 +171,9 @@ def _check_set(runs: Sequence[Records]) -> None:
     ):
         if len(values) > 1 or "unknown" in values:
             raise _refuse(rule, f"found {', '.join(map(str, sorted(values)))}")
-    seeds = [run.summary.seed for run in runs]
-    if len(set(seeds)) < len(seeds):
-        raise _refuse("every seed once", f"seeds {', '.join(map(str, seeds))}")
+    seeds = sorted(run.summary.seed for run in runs)
+    if seeds != [*range(len(runs))]:
+        raise _refuse("every seed once", f"found {', '.join(map(str, seeds))}")
     for one, other in combinations(runs, 2):
         if same := _copied(one, other):
             raise _refuse("every seed once", f"{one.run.path} and {other.run.path} have {same}")

@@ -25,7 +25,7 @@ from speedrun.errors import RunError, SpeedrunError
 from speedrun.model.gpt import GPT
 from speedrun.science.rows import FACTS, Begun, Said, Trained, read_rows, wrong_rows
 from speedrun.train import checkpoint
-from speedrun.train.evaluate import evaluate, tested
+from speedrun.train.evaluate import Tested, evaluate, read_test, tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary, validated
 
@@ -73,6 +73,7 @@ class Records:
     saved: Saved
     forced: list[str]  # by forced.json, the summary or the checkpoint
     rows: int  # of the table of tokens in the checkpoint
+    test: Tested | None  # what was seen of the test
 
     @property
     def params(self) -> int:
@@ -116,13 +117,14 @@ def read(run: RunFolder) -> Records:
         forced = [*summary.forced, *run.read_forced(), *saved.progress.forced]
         with safe_open(found.folder / checkpoint.MODEL, "pt") as weights:
             rows = weights.get_slice(TABLE).get_shape()[0]
+        test = read_test(run)
     except (SafetensorError, IndexError) as error:
         raise RunError(f"the last weights of {run.path} cannot be read: {error}") from None
     except OSError as error:
         raise RunError(f"{run.path} cannot be read: {error.strerror}") from None
     except RecursionError:
         raise RunError(f"{run.path} holds JSON that is nested too deeply to be read") from None
-    return Records(run, config, summary, place, saved, forced, rows)
+    return Records(run, config, summary, place, saved, forced, rows, test)
 
 
 def broken(records: Records) -> Broken | None:
@@ -132,15 +134,26 @@ def broken(records: Records) -> Broken | None:
         return Broken("same stop", f"{path} was stopped before its end")
     if records.config.train.stop != "steps":
         return Broken("same stop", "train.stop = 'target' lets each run choose its own end")
+    return next(problems(records), None)
+
+
+def problems(records: Records) -> Iterator[Broken]:
+    """One for each rule, but for those about a run's end, that its records break."""
+    path, steps = records.run.path, records.config.steps
     if records.forced:
-        return Broken("not forced", f"{path} was, {records.forced[0]}")
+        yield Broken("not forced", f"{path} was, {records.forced[0]}")
     for problem in _contradictions(records):
-        return Broken("adds up", f"{path}: {problem}")
+        yield Broken("adds up", f"{path}: {problem}")
+        return  # what follows reads rows that are whole
     for row in records.starts:
-        if row.train_steps not in (None, records.config.steps):
-            found = f"{path} was to end at step {row.train_steps} when it stood at {row.step}"
-            return Broken("same stop", f"{found}, and ends at {records.config.steps}")
-    return None
+        if row.train_steps not in (None, steps):
+            then = f"was to end at step {row.train_steps} when it stood at {row.step}"
+            yield Broken("same stop", f"{path} {then}, and ends at {steps}")
+            break
+    for look in records.test.all if records.test else ():
+        if look.weights_sha256 != records.saved.weights:
+            yield Broken("test once", f"{path} was tested with other weights, of step {look.step}")
+            break
 
 
 def weights_broken(records: Records) -> Broken | None:

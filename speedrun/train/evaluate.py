@@ -2,8 +2,10 @@
 
 The test split is opened here and nowhere else, for runs that have ended: by `verify`, by `submit`
 and at the end of a race. What was found stays in the run's `test.json` with the hash of the weights
-it holds for, so a run is tested once. The public shards have no test split, but of their validation
-shard only the first tenth is ever validated on: the last tokens of it are a test nobody looked at.
+it holds for, so weights are tested once; a run that went on and is tested again keeps what was seen
+before, for whoever looks often may choose. The public shards have no test split, but of their
+validation shard only the first tenth is ever validated on: its last tokens are a test nobody looked
+at.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from speedrun.train.validate import Validation, validate
 from speedrun.train.world import World
 
 
-class Tested(BaseModel, frozen=True, strict=True):
-    """The loss of a run's last weights on the test split."""
+class TestLoss(BaseModel, frozen=True, strict=True):
+    """The loss of some weights of a run on the test split."""
 
     loss: float
     bits_per_byte: float | None = None
@@ -45,6 +47,16 @@ class Tested(BaseModel, frozen=True, strict=True):
     step: int
     weights_sha256: str
     dataset_fingerprint: str
+
+
+class Tested(TestLoss, frozen=True, strict=True):
+    """That of its last weights, and of all that were looked at before them."""
+
+    earlier: list[TestLoss] = []
+
+    @property
+    def all(self) -> list[TestLoss]:
+        return [TestLoss.model_validate(self.model_dump(exclude={"earlier"})), *self.earlier]
 
 
 def dataset_of(run: RunFolder) -> Path:
@@ -124,18 +136,28 @@ def _loss_of(
 def tested(run: RunFolder) -> Tested | None:
     """What the run's weights lose on the test, evaluated once; None: its dataset has no test."""
     found = last_checkpoint(run)
-    weights = found.meta["sha256"][checkpoint.MODEL]
-    fingerprint = found.meta["dataset_fingerprint"]
-    if run.test.exists():
-        stored = validated(Tested, read_json(run.test), run.test, "the result of a test")
-        if (stored.weights_sha256, stored.dataset_fingerprint) == (weights, fingerprint):
-            return stored
-    result = evaluate(run, TEST)
-    if result is None:
+    of_these = found.meta["sha256"][checkpoint.MODEL], found.meta["dataset_fingerprint"]
+    before = read_test(run)
+    looks = before.all if before else []
+    known = [one for one in looks if (one.weights_sha256, one.dataset_fingerprint) == of_these]
+    if known:
+        this = known[0]
+    else:
+        result = evaluate(run, TEST)
+        if result is None:
+            return None
+        this = TestLoss(
+            loss=result.loss, bits_per_byte=result.bits_per_byte, tokens=result.tokens,
+            step=found.step, weights_sha256=of_these[0], dataset_fingerprint=of_these[1],
+        )  # fmt: skip
+    now = Tested(**this.model_dump(), earlier=[one for one in looks if one is not this])
+    if now != before:
+        write_json(run.test, now.model_dump())
+    return now
+
+
+def read_test(run: RunFolder) -> Tested | None:
+    """What was seen of the test so far, without looking at it."""
+    if not run.test.exists():
         return None
-    found_here = Tested(
-        loss=result.loss, bits_per_byte=result.bits_per_byte, tokens=result.tokens,
-        step=found.step, weights_sha256=weights, dataset_fingerprint=fingerprint,
-    )  # fmt: skip
-    write_json(run.test, found_here.model_dump())
-    return found_here
+    return validated(Tested, read_json(run.test), run.test, "the result of a test")

@@ -4,7 +4,7 @@ config.toml       the resolved config, enough to repeat the run
 environment.json  versions, hardware, code, the command
 metrics.jsonl     one JSON object a line: kind, step, tokens, seconds, loss, ...
 summary.json      the result
-test.json         the loss on the test split, once somebody has asked for it
+test.json         losses on the test split, each once somebody has asked for it
 forced.json       what a resume with --force overrode, for ever
 earlier-N/        records of an attempt that left no checkpoint to go on from
 tokenizer/        a copy of the dataset's tokenizer, so that the run can be sampled anywhere

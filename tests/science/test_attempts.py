@@ -14,7 +14,7 @@ import pytest
 from speedrun.config.experiment import run_hash
 from speedrun.errors import RunError
 from speedrun.science.leaderboard import check
-from speedrun.train import checkpoint
+from speedrun.train import checkpoint, evaluate
 from speedrun.train.run import RunFolder
 from tests.science.board import (
     ALPHA,
@@ -89,6 +89,33 @@ def better_test(board: Board, tmp: Path) -> list[Path]:
     test = json.loads((runs[2] / "test.json").read_text())
     (runs[2] / "test.json").write_text(json.dumps({**test, "loss": 1.0}))
     return runs
+
+
+def looked_at_the_test_on_the_way(board: Board, tmp: Path) -> list[Path]:
+    """It stopped at its target, was tested, and went on."""
+    run = board.train(tmp / "run", "train.stop=target")
+    first = evaluate.tested(RunFolder(run))
+    board.train(run, resume=True)
+    last = evaluate.tested(RunFolder(run))
+    assert first
+    assert last
+    assert [one.step for one in last.all] == [16, first.step]
+    assert last.earlier == first.all
+    return [run]
+
+
+def and_came_back_to_the_weights_it_liked(board: Board, tmp: Path) -> list[Path]:
+    """Which are not tested a second time, and still were not the only ones."""
+    (run,) = looked_at_the_test_on_the_way(board, tmp)
+    before = evaluate.read_test(RunFolder(run))
+    assert before
+    last, first = (one.model_dump() for one in before.all)
+    again = board.train(tmp / "again")
+    (again / "test.json").write_text(json.dumps({**first, "earlier": [last]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "evaluate", None)
+        assert evaluate.tested(RunFolder(again)) == before
+    return [again]
 
 
 def better_summary(board: Board, tmp: Path) -> list[Path]:
@@ -197,8 +224,18 @@ def as_long_as_it_took(board: Board, tmp: Path) -> list[Path]:
 
 def one_seed_rounded_differently(board: Board, tmp: Path) -> list[Path]:
     again = board.train(tmp / "again", "machine.microbatch=1", seed=0)
-    change_seed(again, 7)
+    change_seed(again, 3)
     return [*board.honest, again]
+
+
+def the_best_seeds_of_many(board: Board, tmp: Path) -> list[Path]:
+    runs = board.copies(tmp)
+    change_seed(runs[2], 5)
+    return runs
+
+
+def all_seeds_but_the_first(board: Board, tmp: Path) -> list[Path]:
+    return board.honest[1:]
 
 
 def other_weights(board: Board, tmp: Path) -> list[Path]:
@@ -229,6 +266,8 @@ def sharing_the_machine(board: Board, tmp: Path) -> list[Path]:
         (and_the_checkpoint_too, "adds up", "from step 0 it was trained on dataset"),
         (better_losses_in_every_file, "weights", "have a validation loss of 4."),
         (better_test, "weights", "and test.json states 1.0000"),
+        (looked_at_the_test_on_the_way, "test once", "was tested with other weights, of step "),
+        (and_came_back_to_the_weights_it_liked, "test once", "tested with other weights, of step "),
         (better_summary, "adds up", "val_loss is 1.0 by summary.json"),
         (faster_summary, "adds up", "and train_seconds is 0.001"),
         (stopped_when_it_was_best, "same stop", "stopped before its end"),
@@ -245,6 +284,8 @@ def sharing_the_machine(board: Board, tmp: Path) -> list[Path]:
         (other_code_than_it_says, "adds up", "made with another code than environment.json has"),
         (edited_after_the_end, "adds up", "was made with another config than config.toml has"),
         (one_seed_rounded_differently, "every seed once", "the same training losses"),
+        (the_best_seeds_of_many, "every seed once", "found 0, 1, 5"),
+        (all_seeds_but_the_first, "every seed once", "found 1, 2"),
         (other_weights, "whole records", "model.safetensors does not match its SHA-256"),
         (sharing_the_machine, "own machine", "one of 2 at a time"),
     ],

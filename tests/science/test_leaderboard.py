@@ -74,7 +74,7 @@ def test_a_set_is_of_one_kind(board: Board, tmp_path: Path) -> None:
     other = board.train(tmp_path / "other", "model.softcap=15.0", seed=2)
     refused([*two, other], "same recipe", "model.softcap is 15.0")
     again = board.train(tmp_path / "again", seed=1)
-    refused([*two, again], "every seed once", "seeds 0, 1, 1")
+    refused([*two, again], "every seed once", "found 0, 1, 1")
     hard = board.train(tmp_path / "hard", seed=2, track="hard")
     refused([*two, hard], "one track", "hard, sums")
     for code, found in (("f" * 64, "ffffffffffff"), (None, "unknown")):

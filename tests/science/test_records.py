@@ -177,6 +177,7 @@ def make_folder(name: str) -> Callable[[Path], None]:
         (write("config.toml", "model = 3"), "model"),
         (make_folder("config.toml"), "it has no config.toml"),
         (write("forced.json", "{}"), "is not a list of sentences"),
+        (write("test.json", '{"loss": 1.0}'), "is not the result of a test: it has no 'tokens'"),
         (remove_checkpoints, "has no checkpoint"),
         (cut(checkpoint.MODEL), "model.safetensors has"),
         (cut(checkpoint.META), "checkpoint.json is not what was written"),
