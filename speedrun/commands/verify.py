@@ -19,6 +19,7 @@ from speedrun.science.verify import (
     verify,
 )
 from speedrun.terminal.console import print_table
+from speedrun.terminal.progress import stage_progress
 
 
 def verify_command(
@@ -77,7 +78,8 @@ def as_text(verdict: Verdict, test: OnTest | None = None) -> str:
 
 
 def submit_command(*, runs: Sequence[Path], file: Path, alpha: float) -> None:
-    submit(runs, file, alpha)
+    with stage_progress() as progress:
+        submit(runs, file, alpha, progress)
     leaderboard_command(file=file)
 
 
@@ -86,22 +88,31 @@ def leaderboard_command(*, file: Path) -> None:
     if not entries:
         print("the leaderboard is empty: add runs with `speedrun submit RUN...`")
         return
-    # Losses on different texts are not compared, so each text has a table of its own.
-    for index, (_, same) in enumerate(groupby(sorted(entries, key=_text_of), _text_of)):
+    # What is not judged alike is not compared: each text, target and validation has its own table.
+    for index, (_, same) in enumerate(groupby(sorted(entries, key=_ruler_of), _ruler_of)):
         if index:
             print()
         _print_table_of([*same])
 
 
-def _text_of(entry: Submission) -> tuple[str, str]:
-    return entry.track, entry.dataset_fingerprint
+def _ruler_of(entry: Submission) -> tuple[str | float, ...]:
+    """What entries must share to stand in one table; those that were checked come first."""
+    return (entry.unchecked, entry.track, entry.dataset_fingerprint, entry.shards_sha256 or "",
+            entry.target, entry.judged_on or "")  # fmt: skip
 
 
 def _print_table_of(entries: Sequence[Submission]) -> None:
-    """The entries of one text, and which it is."""
-    track, dataset = _text_of(entries[0])
+    """The entries of one ruler, and which it is."""
+    first = entries[0]
     pythons = sorted({one.python or "not recorded" for one in entries})
-    print(f"track {track}, dataset {dataset[:12]}, Python {', '.join(pythons)}")
+    print(f"track {first.track}, dataset {first.dataset_fingerprint[:12]}, Python "
+          f"{', '.join(pythons)}")  # fmt: skip
+    print(f"target {first.target:g}, judged on {first.judged_on or 'rows not recorded'}")
+    if first.shards_sha256:
+        print(f"public shards with SHA-256 {first.shards_sha256[:12]} in all, trusted to be those "
+              "of the track")  # fmt: skip
+    if first.unchecked:
+        print(f"unchecked: {first.unchecked}")
     rows = [
         (one.recipe, f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps, f"{one.mean:.4f}",
          _test_of(one), one.n, f"{one.p:.2g}", one.machine, one.date)
@@ -110,8 +121,7 @@ def _print_table_of(entries: Sequence[Submission]) -> None:
     header = ("recipe", "seconds", "tokens", "steps", "mean loss", "test loss", "n", "p", "machine")
     print_table((*header, "date"), rows)
     if not all(one.evaluated for one in entries):
-        print("unknown: submitted where its text could not be made, or by an older version, so "
-              "its weights were not evaluated")  # fmt: skip
+        print("unknown: the weights were not evaluated where they were submitted")
 
 
 def _test_of(entry: Submission) -> str:

@@ -2,13 +2,12 @@
 
 The rules are the speedrun's: the mean final loss is at or below the target at p < alpha; all runs
 stop at the same step, chosen before they ran; same recipe, data and code; every seed once. A run
-is held to its track's text by the fingerprint of the dataset, whatever its config calls it, and its
-records and weights to each other (`records.py`). The test split is looked at when all rules hold.
+is held to its track (`track.py`), and its records and weights to each other (`records.py`, which
+says what neither can see). The test split is looked at when all rules hold.
 """
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
 from itertools import combinations
@@ -18,15 +17,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from speedrun.config.experiment import SEED, differences, experiment, experiment_hash
-from speedrun.config.files import names
-from speedrun.config.resolve import resolve
-from speedrun.data.dataset import Dataset
-from speedrun.data.find import find_dataset
+from speedrun.config.experiment import SEED, differences, experiment_hash
+from speedrun.data.stream import ProgressCallback
+from speedrun.data.validation import FIRST
 from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.files import write_json
 from speedrun.science import records
-from speedrun.science.records import Records
+from speedrun.science.records import Broken, Records
+from speedrun.science.track import setting_broken, text_of
 from speedrun.science.verify import given_once, verify
 from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
@@ -34,18 +32,16 @@ from speedrun.train.summary import read_json, validated
 
 LEVEL = 0.01
 ALIKE = 1e-4  # nats by which two runs' first losses differ at least, if their seeds do
-# What a track decides and a run may not; how wide and how often a run is validated is a recipe's.
-TRACKS_OWN = ("data", "validation")
-RECIPES_OWN = ("validation.window", "validation.every")
-TARGET = "train.target"
+OLDER = "made by a version that did not write down whether config, code and length stayed the same"
 RULES = {
     "whole records": "a run's folder holds config, environment, metrics, result and last weights, "
     "none of them damaged",
     "one track": "all runs are of one track, with its target",
     "the track's own": "text, split, tokenizer, validation and target are the track's, stated or "
     "by default; the recipe, sizes, batch, steps and machine are free",
-    "the track's text": "a run is trained and validated on the very dataset of its track, by "
-    "fingerprint, whatever folder it lies in",
+    "the track's text": "a run is trained and validated on the very dataset that its track's "
+    "corpus makes, by fingerprint, whatever folder it lies in; that of public shards is trusted, "
+    "for no hash of them is known",
     "same recipe": "all runs have the same config but for the seed and the machine's settings",
     "same data": "all runs are trained and validated on the same dataset",
     "same code": "all runs are made by the same code",
@@ -87,12 +83,15 @@ class Submission(BaseModel, frozen=True):
     test_mean: float | None = None  # the same weights on the test split
     python: str | None = None  # of which a track of its library's text is made
     evaluated: bool = False  # the weights gave the losses again where the runs were submitted
+    unchecked: str = "submitted by a version with fewer rules"  # or why else; empty: checked
+    shards_sha256: str | None = None  # of public shards, which are trusted
+    judged_on: str | None = None  # tokens and rows of the validation
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """Entries that agree in it are the same runs, submitted again."""
         return (self.track, self.recipe, self.code_sha256, self.dataset_fingerprint,
-                self.config_sha256, self.machine, self.seeds)  # fmt: skip
+                self.shards_sha256, self.config_sha256, self.machine, self.seeds)  # fmt: skip
 
 
 class Leaderboard(BaseModel):
@@ -103,7 +102,10 @@ def _refuse(rule: str, found: str, **values: Any) -> RunError:
     return RunError(f"refused by the rule '{RULES[rule].format(**values)}': {found}")
 
 
-def check(paths: Sequence[Path], alpha: float) -> Submission:
+def _quietly(*_: object) -> None: ...
+
+
+def check(paths: Sequence[Path], alpha: float, progress: ProgressCallback = _quietly) -> Submission:
     """The entry these runs make, or the first rule they break; what costs most comes last."""
     given_once(paths)
     runs = [_read(path) for path in paths]
@@ -111,8 +113,8 @@ def check(paths: Sequence[Path], alpha: float) -> Submission:
         if broken := records.broken(run):
             raise _refuse(*broken)
     _check_set(runs)
-    _check_track(runs[0])
-    here = False not in [_has_the_tracks_text(run) for run in runs]
+    if broken := setting_broken(runs[0]):
+        raise _refuse(*broken)
     if alpha > LEVEL:
         raise _refuse("significant", f"--alpha {alpha} is weaker", alpha=LEVEL)
     first, target = runs[0], runs[0].config.train.target
@@ -120,6 +122,10 @@ def check(paths: Sequence[Path], alpha: float) -> Submission:
     if not verdict.holds:
         p = "undefined" if verdict.p is None else f"{verdict.p:.3g}"
         raise _refuse("significant", f"n = {verdict.n}, mean {verdict.mean}, p {p}", alpha=alpha)
+    text = text_of(runs, progress)
+    if isinstance(text, Broken):
+        raise _refuse(*text)
+    here = not text.unchecked
     for run in runs if here else ():
         if broken := records.weights_broken(run):
             raise _refuse(*broken)
@@ -137,6 +143,9 @@ def check(paths: Sequence[Path], alpha: float) -> Submission:
         "test_mean": fmean(losses) if len(losses) == len(runs) else None,
         "python": place.python,
         "evaluated": here,
+        "unchecked": text.unchecked or ("" if all(run.told for run in runs) else OLDER),
+        "shards_sha256": text.shards,
+        "judged_on": _judged_on(first),
     }
     # The rest is the first run's, which it shares with the others, and the verdict's, by name.
     return Submission.model_validate(first.summary.as_dict() | vars(verdict) | own)
@@ -179,6 +188,16 @@ def _check_set(runs: Sequence[Records]) -> None:
             raise _refuse("every seed once", f"{one.run.path} and {other.run.path} have {same}")
 
 
+def _judged_on(run: Records) -> str:
+    """Rows that are not the first of the text are other rows where they have another length."""
+    tokens, how = f"{run.summary.val_tokens:,} tokens", run.config.validation.rows
+    return (
+        f"the first {tokens}"
+        if how == FIRST
+        else (f"{tokens} in rows of {run.config.batch.length}, {how}")
+    )
+
+
 def _copied(one: Records, other: Records) -> str:
     """What two runs share that runs of different seeds never do; nothing for honest ones."""
     if one.summary.metrics_sha256 == other.summary.metrics_sha256:
@@ -194,47 +213,6 @@ def _copied(one: Records, other: Records) -> str:
     return ""
 
 
-def _check_track(run: Records) -> None:
-    """A built-in track is held to its file; of a user's own track only its name is known here."""
-    if run.config.track not in names("track"):
-        return
-    own, found = experiment(resolve(None, run.config.track).config), experiment(run.config)
-    for key, value in own.items():
-        held = key.partition(".")[0] in TRACKS_OWN and key not in RECIPES_OWN
-        if (held or key == TARGET) and found[key] != value:
-            raise _refuse("the track's own", f"{key} is {found[key]!r}, not {value!r}")
-
-
-def _has_the_tracks_text(run: Records) -> bool:
-    """Whether this machine can tell; a run that it can tell is of other text is refused.
-
-    The text of a built-in track may be that of Python's own library. Then a run made with another
-    Python has another text, by right, which cannot be made here.
-    """
-    if run.config.track not in names("track"):
-        return True
-    own, path, text = resolve(None, run.config.track).config, run.run.path, "the track's text"
-    stated = run.summary.dataset_fingerprint
-    public = bool(own.data.dir)
-    try:
-        dataset = Dataset.open(find_dataset(run.config if public else own))
-        made = dataset.fingerprint
-    except SpeedrunError as error:
-        raise _refuse(text, f"it cannot be had here: {error}") from None
-    if public and dataset.manifest is not None:
-        raise _refuse(text, f"{path} is not of public shards, as {run.config.track} is")
-    if public or made == stated:  # everybody has as many public shards as he likes
-        return True
-    python, here = run.environment.python, platform.python_version()
-    if not run.config.data.dir and python and python != here:
-        return False
-    raise _refuse(
-        text,
-        f"{path} is of dataset {stated[:12]}, and {run.config.track} makes {made[:12]} here, with "
-        f"Python {here}",
-    )
-
-
 def read(file: Path) -> tuple[Submission, ...]:
     if not file.exists():
         return ()
@@ -242,9 +220,11 @@ def read(file: Path) -> tuple[Submission, ...]:
     return validated(Leaderboard, found, file, "a leaderboard", ConfigError).entries
 
 
-def submit(paths: Sequence[Path], file: Path, alpha: float) -> Submission:
+def submit(
+    paths: Sequence[Path], file: Path, alpha: float, progress: ProgressCallback = _quietly
+) -> Submission:
     """Check the runs and add their entry; the same entry is not added twice."""
-    entry = check(paths, alpha)
+    entry = check(paths, alpha, progress)
     kept = [other for other in read(file) if other.identity != entry.identity]
     entries = sorted(
         [*kept, entry], key=lambda one: (one.track, one.dataset_fingerprint, one.train_seconds)

@@ -18,6 +18,7 @@ from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.files import write_json
 from speedrun.science.leaderboard import read, submit
+from speedrun.science.track import NOT_HERE
 from tests.report.made import made_summary
 from tests.science.board import Board
 from tests.train.heard import train
@@ -174,8 +175,11 @@ def test_submit_prints_the_leaderboard(board: Board, tmp_path: Path, capsys: Cap
     submit_command(runs=board.honest, file=file, alpha=0.01)
     shown = capsys.readouterr().out
     (entry,) = read(file)
+    # What takes its time is said before it is done.
+    assert shown.startswith("building the text of sums again to compare: scan: ")
     heading = f"track sums, dataset {entry.dataset_fingerprint[:12]}, Python {entry.python}\n"
-    assert shown.startswith(heading)
+    shown = shown[shown.index(heading) :]
+    assert shown.splitlines()[1] == "target 5.1, judged on 512 tokens in rows of 64, spread"
     for words in ("modern", "4,096", f"{entry.mean:.4f}", f"{entry.test_mean:.4f}", entry.machine):
         assert words in shown
     leaderboard_command(file=file)
@@ -189,9 +193,9 @@ def test_each_text_has_its_own_table(board: Board, tmp_path: Path, capsys: Captu
     file = tmp_path / "board.json"
     mine = submit(board.honest, file, 0.01)
     capsys.readouterr()
-    other = {"dataset_fingerprint": "f" * 64, "python": "3.99.1", "evaluated": False}
+    other = {"dataset_fingerprint": "f" * 64, "python": "3.99.1"}
     entries = [
-        mine.model_copy(update={**other, "test_mean": None, "recipe": "another"}),
+        mine.model_copy(update={**other, "recipe": "another"}),
         mine,
         mine.model_copy(update={"track": "a", "recipe": "untested", "test_mean": None}),
         mine.model_copy(update={"recipe": "slower", "train_seconds": 999.0}),
@@ -204,5 +208,38 @@ def test_each_text_has_its_own_table(board: Board, tmp_path: Path, capsys: Captu
     assert second.startswith(f"track sums, dataset {mine.dataset_fingerprint[:12]}, Python 3.")
     assert second.index("modern") < second.index("slower")
     assert third.startswith("track sums, dataset ffffffffffff, Python 3.99.1\n")
-    assert "its weights were not evaluated" in third
-    assert "unknown" not in first + second
+    assert "unknown" not in first + second + third
+
+
+def test_what_is_not_judged_alike_is_in_no_table_together(
+    board: Board, tmp_path: Path, capsys: Captured
+) -> None:
+    file = tmp_path / "board.json"
+    mine = submit(board.honest, file, 0.01)
+    capsys.readouterr()
+    changes: list[dict[str, Any]] = [
+        {},
+        {"judged_on": "64 tokens in rows of 64, spread"},
+        {"target": 5.9},
+        {"shards_sha256": "a" * 64},
+        {"shards_sha256": "b" * 64},
+        {"unchecked": NOT_HERE, "evaluated": False, "test_mean": None},
+    ]
+    entries = [mine.model_copy(update=change) for change in changes]
+    write_json(file, {"entries": [entry.model_dump(mode="json") for entry in reversed(entries)]})
+    leaderboard_command(file=file)
+    tables = capsys.readouterr().out.split("\n\n")
+    lines = [
+        "target 5.1, judged on 512 tokens in rows of 64, spread",
+        "target 5.1, judged on 64 tokens in rows of 64, spread",
+        "target 5.9, judged on 512 tokens in rows of 64, spread",
+        "public shards with SHA-256 aaaaaaaaaaaa in all, trusted to be those of the track",
+        "public shards with SHA-256 bbbbbbbbbbbb in all, trusted to be those of the track",
+        "unchecked: its text is not on this machine",
+    ]
+    assert len(tables) == len(lines)
+    for table, line in zip(tables, lines, strict=True):
+        assert line in table.splitlines()
+        assert table.count("modern") == 1
+        assert ("unchecked" in table) == line.startswith("unchecked")
+    assert "unknown: the weights were not evaluated" in tables[-1]

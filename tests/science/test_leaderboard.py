@@ -14,7 +14,8 @@ from speedrun.data.find import find_dataset
 from speedrun.data.shards import PUBLIC_EOT
 from speedrun.errors import ConfigError, DataError, RunError
 from speedrun.science import leaderboard, records
-from speedrun.science.leaderboard import RULES, check, read, submit
+from speedrun.science.leaderboard import OLDER, RULES, check, read, submit
+from speedrun.science.track import NOT_HERE
 from speedrun.train.run import RunFolder
 from tests.science.board import (
     ALPHA,
@@ -24,6 +25,7 @@ from tests.science.board import (
     edit_environment,
     edit_summary,
     refused,
+    say_again,
 )
 
 
@@ -102,8 +104,52 @@ def test_a_copy_of_the_tracks_dataset_will_do(board: Board, tmp_path: Path) -> N
     copy = shutil.copytree(find_dataset(board.config()), tmp_path / "copy")
     runs = [*board.honest[:2], board.train(tmp_path / "run", f"data.dir={copy}", seed=2)]
     assert check(runs, ALPHA).n == 3
+    shard = next(copy.glob("*train*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[5000:5002] = data[5002:5004]
+    shard.write_bytes(data)
+    refused(runs, "the track's text", "is damaged between bytes 0 and 65535")
     shutil.rmtree(copy)
-    refused(runs, "weights", "there is no dataset folder")
+    refused(runs, "the track's text", "there is no dataset folder")
+
+
+def test_what_lies_in_the_cache_is_not_believed(board: Board, tmp_path: Path) -> None:
+    """Easy text in the folder of the track's own, with the record of the right sources."""
+    stored = find_dataset(board.config())
+    sources = json.loads((stored / "manifest.json").read_text())["source_fingerprint"]
+    easy = board.dataset(tmp_path / "easy", *(f"{'a b ' * 800}{i}" for i in range(20)))
+    aside = stored.rename(tmp_path / "aside")
+    try:
+        shutil.copytree(easy, stored)
+        manifest = json.loads((stored / "manifest.json").read_text())
+        (stored / "manifest.json").write_text(
+            json.dumps({**manifest, "source_fingerprint": sources})
+        )
+        refused(board.three(tmp_path), "the track's text", "and sums makes ")
+    finally:
+        shutil.rmtree(stored)
+        aside.rename(stored)
+
+
+def test_text_that_cannot_be_made_here_is_listed_as_unchecked(board: Board, tmp_path: Path) -> None:
+    """Runs on easy text, which say that they are of the library of another Python."""
+    easy = board.dataset(tmp_path / "easy", *(f"{'a b ' * 800}{i}" for i in range(20)))
+    runs = board.three(tmp_path, f"data.dir={easy}")
+    for run in runs:
+        edit_config(run, 'data.dir=""')
+        edit_environment(run, python="3.99.1")
+    entry = submit(runs, tmp_path / "board.json", ALPHA)
+    assert (entry.unchecked, entry.evaluated) == (NOT_HERE, False)
+    assert read(tmp_path / "board.json") == (entry,)
+
+
+def test_runs_of_older_versions_are_listed_as_unchecked(board: Board, tmp_path: Path) -> None:
+    """They do not say whether they stayed the same; all else about them is checked."""
+    runs = board.copies(tmp_path)
+    say_again(runs[1], older=True)
+    entry = check(runs, ALPHA)
+    assert (entry.unchecked, entry.evaluated) == (OLDER, True)
+    assert check(board.honest, ALPHA).unchecked == ""
 
 
 def test_runs_of_another_python_are_listed_apart(board: Board, tmp_path: Path) -> None:
@@ -117,10 +163,10 @@ def test_runs_of_another_python_are_listed_apart(board: Board, tmp_path: Path) -
         runs = board.copies(tmp_path / "copies")
         for run in runs:
             (run / "test.json").unlink(missing_ok=True)
-            place = json.loads((run / "environment.json").read_text())
-            (run / "environment.json").write_text(json.dumps({**place, "python": "3.99.1"}))
+            edit_environment(run, python="3.99.1")
         entry = submit(runs, file, ALPHA)
         assert (entry.python, entry.evaluated, entry.test_mean) == ("3.99.1", False, None)
+        assert entry.unchecked == NOT_HERE
         edit_config(runs[0], f'data.dir="{find_dataset(board.config())}"')
         refused(runs, "the track's text")  # a folder that was named has no such excuse
     finally:
@@ -133,7 +179,11 @@ def test_a_track_in_a_file_of_ones_own_is_known_by_name(board: Board, tmp_path: 
     own = tmp_path / "mine.toml"
     own.write_text(TRACK.format(text=board.text, target=5.1))
     entry = check(board.three(tmp_path, "data.val_fraction=0.2", track=str(own)), ALPHA)
-    assert (entry.track, entry.evaluated) == ("mine", True)
+    assert (entry.track, entry.evaluated, entry.target) == ("mine", True, 5.1)
+    assert entry.judged_on == "512 tokens in rows of 64, spread"
+    words = ("train.target=5.9", "validation.tokens=64", "batch.tokens=64")
+    easier = check(board.three(tmp_path / "easier", *words, track=str(own)), ALPHA)
+    assert (easier.target, easier.judged_on) == (5.9, "64 tokens in rows of 64, spread")
 
 
 def test_a_track_of_public_shards_takes_nothing_else(
@@ -141,7 +191,7 @@ def test_a_track_of_public_shards_takes_nothing_else(
 ) -> None:
     public = tmp_path / "public"
     public.mkdir()
-    for split, tokens in (("train", 5_000), ("val", 2_000)):
+    for split, tokens in (("train", 1_200_000), ("val", 2_000)):
         header = np.zeros(256, np.int32)
         header[:3] = 20240520, 1, tokens
         ids = np.random.default_rng(0).integers(0, 50, tokens).astype(np.uint16)
@@ -157,15 +207,26 @@ def test_a_track_of_public_shards_takes_nothing_else(
     try:
         built = find_dataset(board.config())
         words = [f"data.dir={built}"]
-        run = board.train(tmp_path / "built", *words, track="shards")
-        refused([run], "the track's text", "is not of public shards")
+        runs = board.three(tmp_path / "built", *words, track="shards")
+        refused(runs, "the track's text", "is not of public shards")
         words += ["validation.rows=spread"]
         run = board.train(tmp_path / "spread", *words, track="shards")
         refused([run], "the track's own", "validation.rows is 'spread', not 'first'")
         words = ["model.width=16", "model.heads=1", "train.steps=5"]  # the vocabulary is large
-        entry = check(board.three(tmp_path, *words, track="shards"), ALPHA)
-        assert entry.evaluated
+        runs = board.three(tmp_path, *words, track="shards")
+        entry = check(runs, ALPHA)
+        assert (entry.evaluated, entry.unchecked) == (True, "")
         assert entry.test_mean is not None  # rows that nobody validates on
+        assert entry.judged_on == "the first 512 tokens"  # whatever the length of their rows
+        # A fingerprint takes the ends of public shards alone, an entry their middle too.
+        with (public / "x_train_000001.bin").open("r+b") as shard:
+            shard.seek(1_200_000)
+            shard.write(bytes(2))
+        other = check(runs, ALPHA)
+        assert other.dataset_fingerprint == entry.dataset_fingerprint
+        assert None not in (entry.shards_sha256, other.shards_sha256)
+        assert other.shards_sha256 != entry.shards_sha256
+        assert other.identity != entry.identity
     finally:
         (board.folder / "shards.toml").unlink()
 
@@ -180,11 +241,12 @@ def test_a_file_that_is_no_leaderboard_is_refused(tmp_path: Path) -> None:
 def test_entries_of_older_versions_are_still_read(board: Board, tmp_path: Path) -> None:
     file = tmp_path / "board.json"
     entry = submit(board.honest, file, ALPHA).model_dump(mode="json")
-    for key in ("test_mean", "python", "evaluated"):
+    for key in ("test_mean", "python", "evaluated", "unchecked", "shards_sha256", "judged_on"):
         del entry[key]
     file.write_text(json.dumps({"entries": [entry]}))
     (old,) = read(file)
     assert (old.test_mean, old.python, old.evaluated) == (None, None, False)
+    assert old.unchecked == "submitted by a version with fewer rules"
 
 
 def test_every_rule_that_is_named_has_a_text() -> None:
