@@ -23,9 +23,9 @@ from speedrun.data.validation import FIRST
 from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.files import write_json
 from speedrun.science import records
-from speedrun.science.records import Broken, Records
+from speedrun.science.records import Again, Broken, Records
 from speedrun.science.track import setting_broken, text_of
-from speedrun.science.verify import given_once, verify
+from speedrun.science.verify import Verdict, given_once, verify
 from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import read_json, validated
@@ -52,7 +52,8 @@ RULES = {
     "every seed once": "n runs have the seeds 0 to n - 1, none twice and none left out, for the "
     "best of many prove nothing; none is a copy of another",
     "own machine": "a run has the machine to itself, for its seconds are compared",
-    "significant": "the mean final loss is at or below the target at p < {alpha}",
+    "significant": "the mean final loss, as found where the runs are submitted, is at or below the "
+    "target at p < {alpha}",
     "test once": "the test of a run is looked at once, for its last weights",
     "weights": f"a run's last weights have the losses it states, within {records.WITHIN:g} nats, "
     "for machines round differently",
@@ -118,19 +119,16 @@ def check(paths: Sequence[Path], alpha: float, progress: ProgressCallback = _qui
     if alpha > LEVEL:
         raise _refuse("significant", f"--alpha {alpha} is weaker", alpha=LEVEL)
     first, target = runs[0], runs[0].config.train.target
-    verdict = verify([run.summary.loss for run in runs], target, alpha=alpha)
-    if not verdict.holds:
-        p = "undefined" if verdict.p is None else f"{verdict.p:.3g}"
-        raise _refuse("significant", f"n = {verdict.n}, mean {verdict.mean}, p {p}", alpha=alpha)
+    verdict = _significant([run.summary.loss for run in runs], target, alpha)
     text = text_of(runs, progress)
     if isinstance(text, Broken):
         raise _refuse(*text)
-    here = not text.unchecked
-    for run in runs if here else ():
-        if broken := records.weights_broken(run):
-            raise _refuse(*broken)
-    tests = [tested(run.run) for run in runs] if here else []
-    losses = [test.loss for test in tests if test]
+    tests: list[float | None] = []
+    if not text.unchecked:
+        found = [_again(run) for run in runs]
+        verdict = _significant([one.loss for one in found], target, alpha)
+        tests = [_test_of(run, one) for run, one in zip(runs, found, strict=True)]
+    losses = [test for test in tests if test is not None]
     place = first.environment
     own = {
         "train_seconds": fmean(run.summary.train_seconds for run in runs),
@@ -142,13 +140,36 @@ def check(paths: Sequence[Path], alpha: float, progress: ProgressCallback = _qui
         "date": time.strftime("%Y-%m-%d"),
         "test_mean": fmean(losses) if len(losses) == len(runs) else None,
         "python": place.python,
-        "evaluated": here,
+        "evaluated": not text.unchecked,
         "unchecked": text.unchecked or ("" if all(run.told for run in runs) else OLDER),
         "shards_sha256": text.shards,
         "judged_on": _judged_on(first),
     }
     # The rest is the first run's, which it shares with the others, and the verdict's, by name.
     return Submission.model_validate(first.summary.as_dict() | vars(verdict) | own)
+
+
+def _significant(losses: Sequence[float], target: float, alpha: float) -> Verdict:
+    verdict = verify(losses, target, alpha=alpha)
+    if not verdict.holds:
+        p = "undefined" if verdict.p is None else f"{verdict.p:.3g}"
+        raise _refuse("significant", f"n = {verdict.n}, mean {verdict.mean}, p {p}", alpha=alpha)
+    return verdict
+
+
+def _again(run: Records) -> Again:
+    found = records.losses_again(run)
+    if isinstance(found, Broken):
+        raise _refuse(*found)
+    return found
+
+
+def _test_of(run: Records, found: Again) -> float | None:
+    """As found again where it was looked at before; else this is the look; None: it has no test."""
+    if found.test is not None:
+        return found.test
+    first = tested(run.run)
+    return first.loss if first else None
 
 
 def _read(path: Path) -> Records:

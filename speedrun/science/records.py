@@ -5,8 +5,23 @@ it by itself: the summary must follow from the metrics, the metrics from the con
 from the weights. These are the rules that need no other run; `leaderboard.py` has those over a set
 of runs, and the text of all of them.
 
-What this cannot see: somebody who writes config, metrics, summary, checkpoint and all their hashes
-anew, consistently, around weights that do have the loss they state. Only training again would tell.
+What this cannot see, for all that is written down was written by the one who is checked:
+- Every hash is a plain SHA-256, so who edits a file can seal it again. Who rewrites a checkpoint
+  with its hashes can begin from other weights, such as those of a longer run or of another seed;
+  with rows of metrics rewritten too, no step need ever have been made. Only training again would
+  tell.
+- Seconds, machine and Python are a run's own word. Seconds are held to each other, not to a clock:
+  whoever divides all of them by two is twice as fast.
+- Losses on the way are a run's own word: only the last weights are there to be evaluated.
+- Machines round differently, so weights may miss the loss that a run states by WITHIN, 0.002 nats:
+  that much can be taken off in every file. What the board tests and shows is the loss found here;
+  where the text is not here no loss is found at all, and the entry says so.
+- What was made besides and not shown: other recipes, lengths, copies of a folder that were looked
+  at, seeds after n until p was small enough. A test.json that was deleted was never there.
+- `batch.length` is the recipe's, and rows of another length are other rows of the validation text,
+  unless the track takes the first of it. So the board gives each length a table of its own.
+- The corpus of a built-in track is this machine's Python library as it is; an edited one has
+  another fingerprint, and so a table of its own. Public shards are trusted (`track.py`).
 """
 
 from __future__ import annotations
@@ -156,10 +171,18 @@ def problems(records: Records) -> Iterator[Broken]:
             break
 
 
-def weights_broken(records: Records) -> Broken | None:
+class Again(NamedTuple):
+    """Losses of the last weights, found here; None: the test has not been looked at."""
+
+    loss: float
+    test: float | None
+
+
+def losses_again(records: Records) -> Again | Broken:
     """Evaluate the last weights on the validation text again: seconds a run, so this comes last.
 
     A test that was made before is made again too, for the board shows it. The first is `tested`'s.
+    What counts are the losses that are found here: those stated may be a tolerance lower.
     """
     run, summary, again = records.run, records.summary, None
     try:
@@ -181,7 +204,7 @@ def weights_broken(records: Records) -> Broken | None:
         if not abs(found - stated) <= WITHIN:  # NaN is not within anything
             loss = f"{found:.4f}, and {name}.json states {stated:.4f}"
             return Broken("weights", f"the weights of {run.path} have a {what} loss of {loss}")
-    return None
+    return Again(result.loss, again.loss if again else None)
 
 
 def unfit(run: RunFolder, error: Exception) -> str:
