@@ -156,7 +156,7 @@ def problems(records: Records) -> Iterator[Broken]:
     """One for each rule, but for those about a run's end, that its records break."""
     path, steps = records.run.path, records.config.steps
     if records.forced:
-        yield Broken("not forced", f"{path} was, {records.forced[0]}")
+        yield Broken("not forced", f"{path}, {records.forced[0]}")
     for problem in _contradictions(records):
         yield Broken("adds up", f"{path}: {problem}")
         return  # what follows reads rows that are whole

@@ -25,14 +25,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from speedrun.config.experiment import SEED, differences
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.science import stats
-from speedrun.science.records import UNFIT, unfit
+from speedrun.science.records import UNFIT, problems, read, unfit
 from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 
 COLUMN = "val_loss"
+SHOWN = 5  # keys, of runs that differ in many
+# What is noted of a run's records, by the leaderboard's rule that it breaks.
+SAID = {
+    "whole records": "records are not whole",
+    "not forced": "a run was resumed with --force",
+    "adds up": "records do not add up",
+    "same stop": "a run was given another length on the way",
+    "test once": "the test was looked at before",
+}
 
 
 @dataclass(frozen=True)
@@ -183,12 +194,37 @@ def gather(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
         notes.append("the runs stop at different steps; a stop chosen by a run's own loss "
                      "flatters the mean")  # fmt: skip
     configs = [run.load_config() for run in map(RunFolder, paths) if run.config.exists()]
+    if changed := _changed(configs):
+        notes.append(f"the runs differ in more than the seed: {changed}")
     if any(config.train.stop == "target" for config in configs):
         notes.append("runs that stop at the first loss at the target are below it by "
                      "construction; for a claim, let them go to the end")  # fmt: skip
     if len({(run.recipe, run.seed) for run in runs}) < len(runs):
         notes.append("some runs share a seed; equal runs are not independent")
-    return runs, notes
+    return runs, notes + _notes_on_records(paths)
+
+
+def _changed(configs: Sequence[Config]) -> str:
+    """The keys in which runs are different experiments but for the seed; some, if many."""
+    pairs = ((configs[0], other) for other in configs[1:])
+    keys = [*dict.fromkeys(one.key for pair in pairs for one in differences(*pair, but=(SEED,)))]
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return ", ".join(keys[:SHOWN]) + more
+
+
+def _notes_on_records(paths: Sequence[Path]) -> list[str]:
+    """What `submit` would refuse records for: a line for each reason, with the first run."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        try:
+            for broken in problems(read(RunFolder(path))):
+                found.setdefault(SAID[broken.rule], []).append(broken.found)
+        except SpeedrunError as error:
+            found.setdefault(SAID["whole records"], []).append(str(error))
+    return [
+        f"{what}: {every[0]}" + (f" (the first of {len(every)} runs)" if len(every) > 1 else "")
+        for what, every in found.items()
+    ]
 
 
 class OnTest(NamedTuple):

@@ -20,7 +20,7 @@ from speedrun.files import write_json
 from speedrun.science.leaderboard import read, submit
 from speedrun.science.track import NOT_HERE
 from tests.report.made import made_summary
-from tests.science.board import Board
+from tests.science.board import Board, edit_config, edit_summary
 from tests.train.heard import train
 
 
@@ -73,6 +73,30 @@ def test_notes_on_what_misleads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
     verify([first, second, third])
     assert "by construction" in capsys.readouterr().out
+
+
+def test_notes_on_runs_that_are_not_what_they_say(
+    board: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify(board.honest, None)
+    assert "note" not in capsys.readouterr().out
+    runs = board.copies(tmp_path)
+    edit_config(runs[1], "optimizer.head.lr=0.5")
+    edit_config(runs[2], "optimizer.head.lr=0.5", "model.softcap=20.0", seal=False)
+    (runs[1] / "forced.json").write_text('["at step 8: the code has changed"]')
+    edit_summary(runs[1], wall_seconds=0.001)
+    assert verify(runs, None) == 0  # the exit code is the claim's
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: the runs differ in more than the seed: optimizer.head.lr, model.softcap",
+        f"note: a run was resumed with --force: {runs[1]}, at step 8: the code has changed",
+        f"note: records do not add up: {runs[1]}: {notes[2].split(': ', 3)[3]}",
+    ]
+    assert notes[2].endswith("(the first of 2 runs)")
+    (runs[0] / "environment.json").unlink()
+    assert verify(runs, None, as_json=True) == 0
+    said = json.loads(capsys.readouterr().out)["notes"]
+    assert f"records are not whole: {runs[0]} has no environment.json" in said
 
 
 def test_a_run_that_diverged_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
