@@ -38,7 +38,7 @@ run: setup
 test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/integration $(ARGS)
 
-# With heavy packages that nothing else needs, in a folder of their own; the kernels under sanitizers and
+# Every command of the documents; heavy packages that nothing else needs, in a folder of their own; the kernels under sanitizers and
 # as every compiler here builds them, for every CPU that runs here or is emulated.
 integration: .venv/integration/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)

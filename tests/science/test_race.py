@@ -197,7 +197,7 @@ def test_recipes_of_another_target_or_dataset_are_refused(
     tiny_dataset: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("one two three\n" * 4000)
+    text.write_text("".join(f"one two three {line}\n" for line in range(3000)))
     build_dataset([str(text)], tmp_path / "data", "byte", max_document_bytes=2048)
     track = tmp_path / "open.toml"
     track.write_text('why = "no target, no data"\n')

@@ -1,0 +1,81 @@
+"""Every command in README and docs is run, as it stands.
+
+The commands of one fence are run in order, in a folder of their own: a fence must not need what
+another one made. Only what would run for minutes or run this very test is shortened, and only in
+the ways below.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.documents import PAGES, ROOT, copied, examples
+from tests.hub import serve_hub
+
+SMALL = ("model.width=64", "model.heads=2", "batch.tokens=1024", "validation.tokens=1024")
+TINY = "".join(f" --set {word}" for word in (*SMALL, "train.steps=2"))
+RACE = "speedrun race baseline record-03 record-18 best --track nano --seeds 3"
+ABLATE = (
+    "speedrun ablate record-18 --track nano --seeds 4 "
+    "--switch model.softcap=30.0 --switch model.softcap=0.0"
+)
+FINISH = "speedrun race baseline record-03 best --track nano --track prose --finish"
+UNTIL = "speedrun ablate record-18 --track pico --until decided --until 1h"
+TUNE = (
+    "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
+)
+SHORTENED = {
+    TUNE: TUNE.replace("--budget 12", "--budget 2") + TINY,
+    FINISH: FINISH.replace(" --track prose", "")
+    + " --seeds 1 --budget 5"
+    + "".join(f" --set {word}" for word in SMALL),
+    UNTIL: UNTIL + " --until 2 --switch model.softcap=30.0" + TINY,
+    RACE: RACE.replace("--seeds 3", "--seeds 1") + TINY,
+    ABLATE: ABLATE.replace("--seeds 4", "--seeds 2") + TINY,
+    # With the environment that runs this test: it is not for a test to install anything.
+    "make run": "make run -o .venv/ready BIN={bin} "
+    'ARGS="--steps 2 --sample-tokens 4 --run {scratch}/run"',
+    "make test": "make -n test",
+    "make lint": "make -n lint",
+    "make bench": "make -n bench",
+}
+
+
+def shortened(command: str) -> str:
+    if "train record-18 --track nano --steps" in command and "data.dir" not in command:
+        return " ".join((command, *SMALL))
+    return SHORTENED.get(command, command)
+
+
+def commands(fence: str) -> list[str]:
+    bare = [re.sub(r"\s+#\s.*$", "", line).strip() for line in fence.splitlines()]
+    return [line for line in bare if line and not line.startswith("#")]
+
+
+FENCES = [
+    pytest.param(commands(fence), id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, fence in enumerate(examples(page, "sh"), start=1)
+]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("lines", FENCES)
+def test_commands_run(lines: list[str], tmp_path: Path) -> None:
+    scratch = copied(tmp_path)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with serve_hub(scratch) as hub:
+        home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(scratch / "hf")}
+        for command in lines:
+            line = shortened(command).format(scratch=scratch, bin=Path(sys.executable).parent)
+            done = subprocess.run(
+                line, shell=True, cwd=ROOT if line.startswith("make") else scratch,
+                env={**os.environ, "PATH": path, **home}, capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -1,0 +1,49 @@
+"""Watched decisions on figures that are known to a cell alone, as crossings are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as reference
+
+from speedrun.science import sequential
+from tests.science.test_sequential import ALPHA, spread_out
+
+
+@settings(max_examples=60, deadline=None)
+@given(spread_out, st.integers(0, 1000), st.integers(-100, 100))
+def test_cells_are_bet_against_at_every_share(
+    differences: list[float], size: int, percent: int
+) -> None:
+    """Wherever the figures lie within their cells, by a share that they have in common."""
+    cells = [size / 500 * (1 + (i % 3)) for i in range(len(differences))]
+    within = [d + percent / 100 * cell for d, cell in zip(differences, cells, strict=True)]
+    look = sequential.watch(differences, ALPHA, 1.5, cells=cells)[-1]
+    exact = sequential.watch(within, ALPHA, 1.5)[-1]
+    assert look.p >= exact.p * (1 - 1e-9)
+    assert (look.p_equal or 0) >= (exact.p_equal or 0) * (1 - 1e-9)
+    for n in range(2, len(differences) + 1):
+        if (t := sequential.critical_t(n, ALPHA)) is None:
+            continue
+        mean, half = float(np.mean(within[:n])), t * float(reference.sem(within[:n]))
+        wide = sequential.confidence_sequence(differences[:n], ALPHA, cells=cells[:n])
+        assert wide.empty or (wide.low is not None and wide.high is not None)
+        if n == 4 and wide.low is not None and wide.high is not None:  # the first look of all
+            assert wide.low <= mean - half + 1e-9
+            assert wide.high >= mean + half - 1e-9
+
+
+def test_figures_on_a_grid_have_an_interval_of_its_width() -> None:
+    found = sequential.decide({"a": [math.log(2)] * 8}, margin=None, cells={"a": [0.1] * 8})["a"]
+    assert found.low == pytest.approx(math.log(2) - 0.1)
+    assert found.high == pytest.approx(math.log(2) + 0.1)
+    assert found.verdict == "helps"
+    near = {"a": [0.05 + 0.001 * (i % 3) for i in range(12)]}
+    open_ = sequential.decide(near, margin=0.08, cells={"a": [0.1] * 12})["a"]
+    assert (open_.verdict, open_.note) == ("undecided", sequential.COARSE)
+    fine = sequential.decide(near, margin=0.08, cells={"a": [0.01] * 12})["a"]
+    assert (fine.verdict, fine.within_margin, fine.note) == ("helps", True, "")
