@@ -260,6 +260,7 @@ interface Bar extends Numbers<"mean" | "low" | "high"> {
 interface ForestRow extends Numbers<"effect" | "low" | "high"> {
   label: string;
   text: string;
-  /** 1: the change is settled to hurt, -1: to help, 0: open. */
+  /** 1: the change is settled to hurt, -1: to help, 0: open or equal. */
   verdict: number;
+  settled?: string | null;
 }

@@ -74,7 +74,7 @@ export function forestFigure(box, rows, format, label) {
         known(row.low) && known(row.high) && whisker(x, row.low, row.high, middle, color),
         known(row.effect) && svg("circle", {
           class: "effect", cx: x(row.effect), cy: middle, r: 5.5, "stroke-width": 2,
-          style: `fill:${row.verdict ? color : "var(--card)"};stroke:${color}`,
+          style: `fill:${row.verdict || row.settled === "equal" ? color : "var(--card)"};stroke:${color}`,
         }, svg("title", {}, `${row.label}: ${format(row.effect)}`)));
     });
     return [picture];
