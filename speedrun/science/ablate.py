@@ -24,7 +24,14 @@ from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.science.adding import LOSS, Adding, Runs, last_loss
 from speedrun.science.compare import Entry, cell_width, comparable
-from speedrun.science.jobs import RunSet, common_dataset, plan_jobs, refuse_own_keys, this_command
+from speedrun.science.jobs import (
+    LAST_LOSS,
+    RunSet,
+    common_dataset,
+    plan_jobs,
+    refuse_own_keys,
+    this_command,
+)
 from speedrun.science.results import Ablation, Effect
 from speedrun.science.sequential import Verdict, adjust
 from speedrun.science.share import ONE_A_CORE, share_machine
@@ -80,8 +87,9 @@ def ablate(
     name, compared = base.recipe, changes(base, switches)
     if not compared:
         raise ConfigError(f"{name} has no technique that can be switched off; name one by --switch")
-    variants: dict[str, tuple[str, Sequence[str]]] = {name: (recipe, overrides)} | {
-        f"{name} {label}": (recipe, (*overrides, *settings)) for label, settings in compared.items()
+    common = (*overrides, *LAST_LOSS) if until else overrides
+    variants: dict[str, tuple[str, Sequence[str]]] = {name: (recipe, common)} | {
+        f"{name} {label}": (recipe, (*common, *settings)) for label, settings in compared.items()
     }
     planned = range(2 if until else seeds)
     jobs = plan_jobs(variants, track, planned)  # refuses what cannot be, before any run
@@ -114,6 +122,10 @@ def ablate(
         dataset_fingerprint=fingerprint,
         settings=compared,
         effects=found,
+        losses={
+            label.removeprefix(f"{name} "): {seed: one.val_loss for seed, one in group.items()}
+            for label, group in runs.items()
+        },
         runs=tuple(str(entry.run) for group in runs.values() for entry in group.values()),
     )
     result.write(out / "ablation.json")

@@ -31,6 +31,8 @@ from speedrun.train.environment import code_hash
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary
 
+# Of runs that are judged by their last loss: all steps, and no validations to see a target crossed.
+LAST_LOSS = ("train.stop=steps", "train.target=0.0")
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
 TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)  # asked to stop: able to save, not yet able
 

@@ -24,7 +24,7 @@ from speedrun.science.adding import TOKENS, Adding
 from speedrun.science.compare import TIMES, Entry
 from speedrun.science.finish import finish
 from speedrun.science.jobs import (
-    Job,
+    LAST_LOSS,
     RunSet,
     common_dataset,
     plan_jobs,
@@ -79,9 +79,9 @@ def race(
     refuse_own_keys(overrides, own)
     if tuned:
         recipes = _tune(recipes, track, tuned, overrides, out, say)
-    variants = _variants(recipes, track, overrides, None if finished else budget, finished)
+    target = _common_target(recipes, track, overrides)
+    variants = _variants(recipes, track, overrides, budget, finished)
     jobs = plan_jobs(variants, track, range(2 if until else seeds))
-    target = _common_target(jobs, track)
     fingerprint = common_dataset(jobs)
     runs = RunSet(out, fingerprint)
     otherwise = ONE_A_CORE if finished else 1
@@ -152,27 +152,27 @@ def _variants(
     budget: int | None,
     finished: bool,
 ) -> dict[str, tuple[str, Sequence[str]]]:
-    """By the recipe's name: its file and overrides."""
+    """By the recipe's name: its file and overrides. A budget of finished runs is `finish`'s."""
     variants: dict[str, tuple[str, Sequence[str]]] = {}
     for recipe in recipes:
         own = resolve(recipe, track, overrides).config
         if own.recipe in variants:
             raise ConfigError(f"two recipes of the race are called {own.recipe!r}; rename one")
         cut = (f"train.steps={budget}",) if budget and budget < own.steps else ()
-        stop = "steps" if finished else "target"
-        variants[own.recipe] = recipe, (*overrides, f"train.stop={stop}", *cut)
+        how = LAST_LOSS if finished else ("train.stop=target", *cut)
+        variants[own.recipe] = recipe, (*overrides, *how)
     return variants
 
 
-def _common_target(jobs: Sequence[Job], track: str) -> float:
-    first = jobs[0]
-    target = first.config.train.target
+def _common_target(recipes: Sequence[str], track: str, overrides: Sequence[str]) -> float:
+    first, *others = (resolve(recipe, track, overrides).config for recipe in recipes)
+    target = first.train.target
     if not target:
         raise ConfigError(f"track {track!r} has no target; set one, for example train.target=3.5")
-    for job in jobs:
-        if job.config.train.target != target:
+    for other in others:
+        if other.train.target != target:
             raise ConfigError(
-                f"{first.label} has the target {target}, {job.label} {job.config.train.target}; "
+                f"{first.recipe} has the target {target}, {other.recipe} {other.train.target}; "
                 "set one for all, for example --set train.target=3.5"
             )
     return target

@@ -112,6 +112,8 @@ class Ablation(BaseModel, frozen=True):
     dataset_fingerprint: str | None = None
     settings: dict[str, tuple[str, ...]] = {}  # by switch: the overrides key=value it stands for
     effects: tuple[Effect, ...]
+    # The last loss by recipe or switch and by seed, from which the effects on it follow.
+    losses: dict[str, dict[int, float | None]] = {}
     runs: tuple[str, ...] = ()  # folders relative to the file
 
     def write(self, path: Path) -> None:

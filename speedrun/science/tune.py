@@ -27,6 +27,7 @@ from speedrun.files import write_atomically
 from speedrun.hardware import cores
 from speedrun.science.compare import Entry
 from speedrun.science.jobs import (
+    LAST_LOSS,
     Job,
     RunSet,
     common_dataset,
@@ -83,7 +84,7 @@ def tune(
     rows = rows_to_tune_on(base)
     own = {one.key: all_values(base)[one.key] for one in over}
     runs = _Runs(
-        recipe, track, (*overrides, f"validation.rows={rows}", "train.stop=steps"), base.recipe,
+        recipe, track, (*overrides, f"validation.rows={rows}", *LAST_LOSS), base.recipe,
         range(FIRST_SEED, FIRST_SEED + seeds), out, say,
     )  # fmt: skip
     found = Tuning(

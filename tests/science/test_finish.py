@@ -121,6 +121,7 @@ class Drawn:
     def _entry(self, job: Job) -> Entry:
         steps, factor = job.config.steps, {"modern": 400, "record-03": 200}[job.label]
         assert job.config.train.stop == "steps"
+        assert job.config.train.target == 0  # no validations to see a crossing that is no figure
         self.lengths.setdefault((job.label, job.seed), []).append(steps)
         noise = 0.01 * np.random.default_rng([job.seed, steps, factor]).standard_normal()
         loss = 3.0 + 1.3 * (steps / factor) ** -0.4 + noise

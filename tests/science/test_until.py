@@ -59,6 +59,8 @@ class Made:
         if deadline is not None and time.monotonic() >= deadline:
             return None
         time.sleep(self._pause)
+        # No validations to see a crossing that nobody asks for.
+        assert (job.config.train.stop, job.config.train.target) == ("steps", 0)
         label = job.label.removeprefix("modern").strip()
         self.asked.append((label, job.seed))
         draw = np.random.default_rng([job.seed, *label.encode()])
@@ -90,6 +92,10 @@ def test_seeds_are_added_to_what_is_undecided(
     assert helps < equal > hurts
     assert [seed for name, seed in made.asked if not name] == list(range(equal))
     assert (found.stopped, found.until, found.seeds) == ("decided", "decided", equal)
+    own = found.losses["modern"]
+    for effect in found.effects:
+        gaps = [(loss or 0) - (own[seed] or 0) for seed, loss in found.losses[effect.switch].items()]
+        assert effect.effect == pytest.approx(sum(gaps) / len(gaps))
     assert read_result(tmp_path / "ablation.json") == found
 
 
