@@ -1,6 +1,7 @@
 """docs/CLAIMS.md shows results as the commands printed them; here they are printed again.
 
-After new results in docs/results or of the race in the package:  python -m tests.test_claims
+What its other tables and README's repeat of them must be there to the digit. After new results in
+docs/results or of the race in the package:  python -m tests.test_claims
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from speedrun.cli import app
 from speedrun.commands.bench import BENCHES, print_figures
 from speedrun.commands.race import print_ablation, print_race
 from speedrun.commands.tune import print_tuning
+from speedrun.science.ablate import effects
+from speedrun.science.adding import LOSS
 from speedrun.science.committed import COMMITTED
+from speedrun.science.compare import Entry
 from speedrun.science.jobs import Job
-from speedrun.science.results import Race, Tuning, read_result
+from speedrun.science.results import Ablation, Race, Tuning, read_result
+from speedrun.science.sequential import decide
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "CLAIMS.md"
+README = DOCS.parent / "README.md"
 RESULTS = [COMMITTED, *sorted((DOCS / "results").glob("*.json"))]
 
 
@@ -55,6 +61,87 @@ def test_the_page_shows_the_results(path: Path) -> None:
     assert shown.group() == printed(path)
 
 
+def test_effects_and_ratios_in_the_text_are_those_of_the_results() -> None:
+    """Each number with its interval, wherever the page repeats one."""
+    text = PAGE.read_text()
+    for path in RESULTS:
+        text = block_of(path).sub("", text)
+    quoted = re.findall(r"[+-]?\d+\.\d+ \[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]", text)
+    assert quoted
+    results = "\n".join(printed(path) for path in RESULTS)
+    assert [one for one in quoted if one not in results] == []
+
+
+ABLATIONS = [path for path in RESULTS if path.name.startswith("ablation")]
+
+
+@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.name)
+def test_verdicts_follow_from_the_losses_in_the_file(path: Path) -> None:
+    """Whoever doubts one has all that it was made of."""
+    found = read_result(path)
+    assert isinstance(found, Ablation)
+    switched = {switch: by_seed(losses) for switch, losses in found.losses.items()}
+    own = switched.pop(found.recipe or "")
+    assert switched.keys() == {effect.switch for effect in found.effects}
+    alpha, margin = found.alpha or 0, found.margin or 0
+    if found.until:
+        pairs = {switch: [(runs[seed], own[seed]) for seed in runs]
+                 for switch, runs in switched.items()}  # fmt: skip
+        again = decide(
+            {switch: [LOSS.of(a) - LOSS.of(b) for a, b in runs] for switch, runs in pairs.items()},
+            alpha, margin,
+            cells={switch: [LOSS.half_cell(a) + LOSS.half_cell(b) for a, b in runs]
+                   for switch, runs in pairs.items()},
+        )  # fmt: skip
+        verdicts = {switch: (one.verdict, one.n, one.mean) for switch, one in again.items()}
+    else:
+        families = {switch: [*runs.values()] for switch, runs in switched.items()}
+        rows = effects(families, [*own.values()], alpha, margin, ["val_loss"])
+        verdicts = {row.switch: (row.verdict, row.n, row.effect) for row in rows}
+    for effect in found.effects:
+        if effect.metric == "val_loss":
+            verdict, n, mean = verdicts[effect.switch]
+            assert (effect.verdict, effect.n) == (verdict, n)
+            assert effect.effect == pytest.approx(mean)
+
+
+def by_seed(losses: dict[int, float | None]) -> dict[int, Entry]:
+    return {seed: Entry(recipe="", seed=seed, val_loss=loss) for seed, loss in losses.items()}
+
+
+def readme_rows() -> dict[str, str]:
+    """README's table of the race, by recipe: what stands behind its description."""
+    race = read_result(COMMITTED)
+    assert isinstance(race, Race)
+    rows = {}
+    for recipe, table in race.statistics().items():
+        row = table["tokens_to_target"]
+        assert row.mean is not None, f"{recipe} has no figure in the race"
+        ratio = f"{row.ratio:.2f} [{row.ratio_low:.2f}, {row.ratio_high:.2f}]"
+        shown = "1" if recipe == race.order[0] else ratio
+        rows[recipe.removesuffix("-tuned")] = f"{row.mean / 1e6:.2f} M | {shown}"
+    return rows
+
+
+def row_of(recipe: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<=^\| `{recipe}`)(: [^|]*) \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("recipe", "cells"), readme_rows().items())
+def test_the_table_of_the_readme_is_that_of_the_race(recipe: str, cells: str) -> None:
+    shown = row_of(recipe).search(README.read_text())
+    assert shown is not None, f"README has no row for {recipe}"
+    assert shown[2] == cells
+
+
+def test_what_the_readme_says_of_muon_is_what_the_race_found() -> None:
+    race = read_result(COMMITTED)
+    assert isinstance(race, Race)
+    muon = race.to_the_one_before()["record-03-tuned"]
+    said = f"record 3 takes {muon.ratio:.2f} [{muon.ratio_low:.2f}, {muon.ratio_high:.2f}] of"
+    assert said in " ".join(README.read_text().split())
+
+
 def commands() -> list[str]:
     """Every command of the page; a long one goes on in the next line after a backslash."""
     text = re.sub(r"\s*\\\n\s*", " ", PAGE.read_text())
@@ -73,13 +160,14 @@ def test_the_commands_of_the_page_can_be_given(
     """Read by the command line and planned to the last run; making them takes hours."""
     planned: list[Job] = []
 
-    def plan_only(_: object, jobs: list[Job], say: object) -> None:
+    def plan_only(_: object, jobs: list[Job], *__: object) -> None:
         planned.extend(jobs)
         raise PlannedError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("speedrun.science.jobs.find_dataset", lambda _: tiny_dataset)
-    monkeypatch.setattr("speedrun.science.jobs.RunSet.run_all", plan_only)
+    for module in ("jobs", "tune"):
+        monkeypatch.setattr(f"speedrun.science.{module}.find_dataset", lambda _: tiny_dataset)
+    monkeypatch.setattr("speedrun.science.jobs.RunSet.run_until", plan_only)
     _, verb, *words = shlex.split(command)
     if verb == "bench":
         assert words[0] in BENCHES
@@ -95,3 +183,7 @@ if __name__ == "__main__":
         shown = printed(one)
         text = block_of(one).sub(lambda _, shown=shown: shown, text)  # type: ignore[misc]
     PAGE.write_text(text)
+    readme = README.read_text()
+    for recipe, cells in readme_rows().items():
+        readme = row_of(recipe).sub(rf"\1 | {cells} |", readme)
+    README.write_text(readme)

@@ -87,7 +87,10 @@ def ablate(
     until: UntilOption = None,
     switch: Annotated[
         list[str] | None,
-        typer.Option(help="key=value; without: every technique off.", autocompletion=_keys),
+        typer.Option(
+            help="key=value, or the name of a technique to be off; without: each of them.",
+            autocompletion=_keys,
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
     alpha: Annotated[float, typer.Option(help="Level of the decisions.")] = 0.05,

@@ -91,26 +91,33 @@ def print_race(found: Race) -> None:
         f"\n{what} a validation loss of {found.target} on {found.track}, {found.seeds} "
         f"seeds{tuned}: mean +- standard deviation [95% interval]; ratios to {found.order[0]}"
     )
+    before = found.to_the_one_before() if len(found.order) > 2 else {}
     timed = found.jobs == 1 and not found.finished
-    rows, costs = [], []
+    tokens, times, ends = [], [], []
     for recipe, table in found.statistics().items():
         sizes = (entry.params for entry in found.entries if entry.recipe == recipe)
         params = next(filter(None, sizes), None)  # none: out of time, or all diverged
         memory = table["peak_memory_bytes"].mean
         size = "-" if memory is None else size_text(memory)
+        step = [_ratio(before[recipe]) if recipe in before else ""] if before else []
+        public = [] if found.finished else [_mean(table[PUBLIC], ",.0f")]
+        tokens.append((recipe, _mean(table["tokens_to_target"], ",.0f"),
+                       _ratio(table["tokens_to_target"]), *step,
+                       _mean(table["steps_to_target"], ",.1f"), *public))  # fmt: skip
+        if timed:
+            seconds = (table[metric] for metric in ("seconds_to_target", "wall_seconds_to_target"))
+            training, wall = (_mean(row, ".1f") for row in seconds)
+            times.append((recipe, training, _ratio(table["seconds_to_target"]), wall))
         losses = (_mean(table[loss], ".4f", "not tested") for loss in ("val_loss", "test_loss"))
-        rows.append((recipe, _mean(table["tokens_to_target"], ",.0f"),
-                     _ratio(table["tokens_to_target"]), _mean(table["steps_to_target"], ",.1f"),
-                     *losses))  # fmt: skip
-        times = (_mean(table["seconds_to_target"], ".1f"), _ratio(table["seconds_to_target"]),
-                 _mean(table["wall_seconds_to_target"], ".1f")) if timed else ()  # fmt: skip
-        public = _mean(table[PUBLIC], ",.0f") if not found.finished else ""
-        costs.append((recipe, *([public] if public else []), *times, _number(params, ","), size))
-    print_table(("recipe", "tokens", "ratio of tokens", "steps", "last loss", "test loss"), rows)
-    print()
-    columns = ("training seconds", "ratio of seconds", "wall seconds") if timed else ()
+        ends.append((recipe, *losses, _number(params, ","), size))
+    to_before = ("to the one before",) if before else ()
     rule = () if found.finished else ("tokens by the public rule",)
-    print_table(("recipe", *rule, *columns, "parameters", "memory"), costs)
+    print_table(("recipe", "tokens", "ratio of tokens", *to_before, "steps", *rule), tokens)
+    print()
+    if timed:
+        print_table(("recipe", "training seconds", "ratio of seconds", "wall seconds"), times)
+        print()
+    print_table(("recipe", "last loss", "test loss", "parameters", "memory"), ends)
     if found.finished:
         print("tokens of the shortest run, schedule finished, whose last loss is at the target, "
               "between two lengths a tenth apart; the interval includes that")  # fmt: skip

@@ -203,19 +203,17 @@ def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
             cost = f"{summary.tokens_to_target:,} tokens, {summary.seconds_to_target:.1f} s"
             verdict = f"reached after {cost}"
         facts["target"] = f"{summary.target} {verdict}"
-        if race := _beside_the_race(config, summary):
+        if summary.reached_target and (race := _beside_the_race(config)):
             facts["in the race"] = race
     print()
     for name, text in facts.items():
         print(f"{name + ':':15} {text}")
 
 
-def _beside_the_race(config: Config, summary: Summary) -> str:
-    if not summary.reached_target:
-        return ""
+def _beside_the_race(config: Config) -> str:
     from speedrun.science.committed import beside_the_race  # which loads scipy
 
-    return beside_the_race(config, summary)
+    return beside_the_race(config)
 
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:

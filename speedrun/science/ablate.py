@@ -43,18 +43,29 @@ MARGIN = 0.01  # nats
 
 
 def changes(config: Config, switches: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What is compared with the recipe, as overrides by name: `switches`, or each technique off."""
+    """What is compared with the recipe, as overrides by name: each technique off, or `switches`.
+
+    A switch is KEY=VALUE or the name of a technique that the recipe has.
+    """
+    off = {
+        name: tuple(f"{key}={toml_text(value)}" for key, value in settings.items())
+        for name, settings in techniques(config).items()
+    }
     if not switches:
-        return {
-            name: tuple(f"{key}={toml_text(value)}" for key, value in off.items())
-            for name, off in techniques(config).items()
-        }
+        return off
     for switch in switches:
+        if switch in off:
+            continue
+        if "=" not in switch:
+            raise ConfigError(
+                f"--switch {switch!r}: {config.recipe} has no technique of that name, only "
+                f"{', '.join(off) or 'none'}; or write KEY=VALUE"
+            )
         key, _ = parse_override(switch)
         if key not in describe():
             near = get_close_matches(key, describe(), n=1, cutoff=0.0)[0]
             raise ConfigError(f"--switch {switch!r}: unknown key {key!r}; nearest known: {near!r}")
-    return {switch: (switch,) for switch in switches}
+    return {switch: off.get(switch, (switch,)) for switch in switches}
 
 
 def ablate(
@@ -82,9 +93,11 @@ def ablate(
         raise ConfigError(f"--alpha {alpha} cannot be used: it is a probability, such as 0.05")
     if not 0 < margin < math.inf:
         raise ConfigError(f"--margin {margin} cannot be used: it is a loss in nats, such as 0.01")
-    refuse_own_keys((*overrides, *switches), ("train.seed", "machine.jobs"))
+    own = ("train.seed", "machine.jobs")
+    refuse_own_keys(overrides, own)
     base = resolve(recipe, track, overrides).config
     name, compared = base.recipe, changes(base, switches)
+    refuse_own_keys([word for settings in compared.values() for word in settings], own)
     if not compared:
         raise ConfigError(f"{name} has no technique that can be switched off; name one by --switch")
     common = (*overrides, *LAST_LOSS) if until else overrides

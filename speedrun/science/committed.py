@@ -14,7 +14,6 @@ from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.science.compare import statistics
 from speedrun.science.results import Race, read_result
-from speedrun.train.summary import Summary
 
 COMMITTED = Path(__file__).parent / "race.json"
 
@@ -25,29 +24,33 @@ def committed_race() -> Race:
     return race
 
 
-def beside_the_race(config: Config, summary: Summary) -> str:
+def raced_as(recipe: str, race: Race) -> str | None:
+    """The name a recipe has in a race: its own, or that of the file with its tuned rates."""
+    return next((name for name in (recipe, f"{recipe}-tuned") if name in race.order), None)
+
+
+def beside_the_race(config: Config) -> str:
     """What the run's recipe and the first one of the race took to its target, and their ratio.
 
-    Nothing for a run that the race says nothing about: of another recipe, track, target, dataset or
-    with other settings, or one that did not reach its target.
+    The race is on a track of its own, which is named: it is a fact about the recipe and not about
+    this run. Nothing for a recipe that was not raced, and for a run with other settings than those
+    of its recipe and track.
     """
     race = committed_race()
-    baseline, own = race.order[0], config.recipe
-    if not summary.reached_target or own == baseline or own not in race.order:
+    baseline, own = race.order[0], raced_as(config.recipe, race)
+    if own in (None, baseline) or not _as_its_files_say(config):
         return ""
-    raced = (race.track, race.target, race.dataset_fingerprint)
-    if raced != (config.track, config.train.target, summary.dataset_fingerprint):
-        return ""
-    if not _as_its_files_say(config):
-        return ""
+    assert own is not None
     rows = statistics((own, baseline), race.entries)
     ours, theirs = (rows[recipe]["tokens_to_target"] for recipe in (own, baseline))
     if theirs.ratio is None or theirs.ratio_low is None or theirs.ratio_high is None:
         return ""
+    tuned = ", rates tuned" if race.tuned else ""
     return (
-        f"{own} took {ours.mean:,.0f} tokens (mean of {ours.n} seeds), the GPT-2 {baseline} "
-        f"{theirs.mean:,.0f}: {theirs.ratio:.1f} times as many "
-        f"[{theirs.ratio_low:.1f}, {theirs.ratio_high:.1f}]"
+        f"on {race.track} {config.recipe} takes {ours.mean:,.0f} tokens to {race.target}, the "
+        f"GPT-2 {baseline.removesuffix('-tuned')} {theirs.mean:,.0f}: {theirs.ratio:.1f} times as "
+        f"many [{theirs.ratio_low:.1f}, {theirs.ratio_high:.1f}] "
+        f"({'schedules finished' if race.finished else 'in mid-schedule'}{tuned})"
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from speedrun.config.resolve import resolve
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.adding import TOKENS, Adding
 from speedrun.science.compare import TIMES, Entry
@@ -78,7 +79,7 @@ def race(
     own = ("train.seed", "train.stop", "machine.jobs", *(("train.steps",) if finished else ()))
     refuse_own_keys(overrides, own)
     if tuned:
-        recipes = _tune(recipes, track, tuned, overrides, out, say)
+        recipes = _tune(recipes, track, tuned, overrides, budget, out, say)
     target = _common_target(recipes, track, overrides)
     variants = _variants(recipes, track, overrides, budget, finished)
     jobs = plan_jobs(variants, track, range(2 if until else seeds))
@@ -126,21 +127,24 @@ def _tune(
     track: str,
     budget: Budget,
     overrides: Sequence[str],
+    longest: int | None,
     out: Path,
     say: Callable[[str], None],
 ) -> list[str]:
     """The recipes with their rates searched, each with the same budget and ranges as wide.
 
-    How many trials go at a time is the machine's affair: no seconds are compared in them.
+    How many trials go at a time is the machine's affair: no seconds are compared in them. Like the
+    runs of the race they are no longer than `longest` steps.
     """
     files = []
     for recipe in recipes:
         config = resolve(recipe, track, overrides).config
+        words = (*overrides, *_cut(config, longest))
         over = default_ranges(config)
         say(f"tuning {config.recipe} with {budget} over {', '.join(map(str, over))}")
         folder = out / "tuning" / config.recipe
         found = tune(recipe=recipe, track=track, over=over, budget=budget, out=folder, say=say,
-                     overrides=overrides)  # fmt: skip
+                     overrides=words)  # fmt: skip
         files.append(str(folder / found.file))
     return files
 
@@ -158,10 +162,13 @@ def _variants(
         own = resolve(recipe, track, overrides).config
         if own.recipe in variants:
             raise ConfigError(f"two recipes of the race are called {own.recipe!r}; rename one")
-        cut = (f"train.steps={budget}",) if budget and budget < own.steps else ()
-        how = LAST_LOSS if finished else ("train.stop=target", *cut)
+        how = LAST_LOSS if finished else ("train.stop=target", *_cut(own, budget))
         variants[own.recipe] = recipe, (*overrides, *how)
     return variants
+
+
+def _cut(config: Config, longest: int | None) -> tuple[str, ...]:
+    return (f"train.steps={longest}",) if longest and longest < config.steps else ()
 
 
 def _common_target(recipes: Sequence[str], track: str, overrides: Sequence[str]) -> float:

@@ -7,6 +7,7 @@ are for its readers; here they always follow from the entries.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -67,6 +68,11 @@ class Race(BaseModel, frozen=True):
 
     def statistics(self) -> dict[str, dict[str, Row]]:
         return statistics(self.order, self.entries, comparable(METRICS, self.jobs))
+
+    def to_the_one_before(self) -> dict[str, Row]:
+        """Tokens to target by recipe from the second on, with the ratio to the one before it."""
+        pairs = ((pair, statistics(pair, self.entries)) for pair in pairwise(self.order))
+        return {pair[1]: rows[pair[1]]["tokens_to_target"] for pair, rows in pairs}
 
     def verdicts(self) -> list[str]:
         """On each recipe against the first, where seeds were added until they were decided."""

@@ -60,11 +60,34 @@ def test_the_table_of_a_race(capsys: Output) -> None:
     assert "ratios to slow" in text
     rows = rows_of(text)
     assert rows["slow"][0].startswith("1,100 +- 141 [-171, 2,371] 1.000 5.0 +- 0.0")
-    assert rows["slow"][1].endswith("1,234,567 2.0 MiB")
+    assert rows["slow"][2].endswith("1,234,567 2.0 MiB")
     assert rows["fast"][0].startswith("600 +- 141")
-    assert rows["fast"][1].endswith("1,234,567 -")  # its memory was not measured
-    assert rows["unlucky"][0].startswith("reached by 1 of 2 - reached by 1 of 2 4.2500 +- 0.0000")
-    assert rows["unlucky"][1].endswith("1.0 GiB")
+    assert rows["fast"][2].endswith("1,234,567 -")  # its memory was not measured
+    assert rows["unlucky"][0].startswith("reached by 1 of 2 - - reached by 1 of 2")
+    assert rows["unlucky"][2].startswith("4.2500 +- 0.0000")
+    assert rows["unlucky"][2].endswith("1.0 GiB")
+
+
+def test_a_chain_of_recipes_shows_what_each_link_gave(capsys: Output) -> None:
+    chain = {"one": (1000, 1200), "two": (500, 600), "three": (400, 480)}
+    entries = tuple(
+        Entry(recipe=recipe, seed=seed, tokens_to_target=count, steps_to_target=count)
+        for recipe, tokens in chain.items()
+        for seed, count in enumerate(tokens)
+    )
+    found = Race(track="nano", target=4.3, entries=entries)
+    before = found.to_the_one_before()
+    assert {name: row.ratio for name, row in before.items()} == pytest.approx(
+        {"two": 0.5, "three": 0.8}
+    )
+    alone = Race(entries=entries[2:]).statistics()["three"]["tokens_to_target"]
+    assert before["three"] == alone
+    command.print_race(found)
+    text = capsys.readouterr().out
+    assert "to the one before" in text
+    assert rows_of(text)["three"][0].startswith("440 +- 57 [-68, 948] 0.400 0.800 ")
+    command.print_race(found.model_copy(update={"entries": entries[:4]}))
+    assert "to the one before" not in capsys.readouterr().out
 
 
 def test_a_shared_machine_has_no_seconds(tmp_path: Path, capsys: Output) -> None:
@@ -73,7 +96,8 @@ def test_a_shared_machine_has_no_seconds(tmp_path: Path, capsys: Output) -> None
     text = capsys.readouterr().out
     assert "2 runs at a time shared the machine" in text
     assert "training seconds" not in text
-    assert rows_of(text)["slow"][1] == "reached by 0 of 2 1,234,567 2.0 MiB"
+    assert rows_of(text)["slow"][0].endswith("reached by 0 of 2")  # by the public rule
+    assert rows_of(text)["slow"][1].endswith("not tested 1,234,567 2.0 MiB")
     shared.write(tmp_path / "race.json")
     written = json.loads((tmp_path / "race.json").read_text())
     assert written["jobs"] == 2

@@ -19,22 +19,23 @@ from tests.documents import PAGES, ROOT, copied, examples
 from tests.hub import serve_hub
 
 SMALL = ("model.width=64", "model.heads=2", "batch.tokens=1024", "validation.tokens=1024")
+FEW = " --seeds 1 --budget 5" + "".join(f" --set {word}" for word in SMALL)
 TINY = "".join(f" --set {word}" for word in (*SMALL, "train.steps=2"))
 RACE = "speedrun race baseline record-03 record-18 best --track nano --seeds 3"
 ABLATE = (
     "speedrun ablate record-18 --track nano --seeds 4 "
     "--switch model.softcap=30.0 --switch model.softcap=0.0"
 )
-FINISH = "speedrun race baseline record-03 best --track nano --track prose --finish"
+FINISH = "speedrun race record-02 record-03 --track pico --track pico-prose --finish"
+TUNED = "speedrun race record-02 record-03 --track pico --tuned 12 --finish"
 UNTIL = "speedrun ablate record-18 --track pico --until decided --until 1h"
 TUNE = (
     "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
 )
 SHORTENED = {
     TUNE: TUNE.replace("--budget 12", "--budget 2") + TINY,
-    FINISH: FINISH.replace(" --track prose", "")
-    + " --seeds 1 --budget 5"
-    + "".join(f" --set {word}" for word in SMALL),
+    FINISH: FINISH.replace(" --track pico-prose", "") + FEW,
+    TUNED: TUNED.replace("--tuned 12", "--tuned 2") + FEW,
     UNTIL: UNTIL + " --until 2 --switch model.softcap=30.0" + TINY,
     RACE: RACE.replace("--seeds 3", "--seeds 1") + TINY,
     ABLATE: ABLATE.replace("--seeds 4", "--seeds 2") + TINY,

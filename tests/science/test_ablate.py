@@ -86,6 +86,16 @@ def test_the_techniques_of_a_recipe_are_those_it_has() -> None:
             resolve(recipe, "nano", settings)  # every one can be switched off alone
 
 
+def test_switches_are_techniques_by_name_or_keys() -> None:
+    config = resolve("record-18", "nano").config
+    asked = ["window", "model.softcap=30.0", "Muon"]
+    off = changes(config, [])
+    assert changes(config, asked) == {
+        "window": off["window"], "model.softcap=30.0": ("model.softcap=30.0",), "Muon": off["Muon"]
+    }  # fmt: skip
+    assert len(off["window"]) > 1  # more keys than one switch could name
+
+
 def test_a_window_widened_in_validation_can_be_switched_off() -> None:
     widened = ["validation.window=512"]
     settings = changes(resolve("record-18", "nano", widened).config, [])["window"]
@@ -100,6 +110,7 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
                    switches=[switch] if switch else [], say=print)  # fmt: skip
 
     refused(r"'model.softcpa'; nearest known: 'model.softcap'", switch="model.softcpa=1")
+    refused("no technique of that name, only ", switch="Muon")
     refused("at least 2", seeds=1)
     refused("probability", alpha=5.0)
     refused("train.seed is set by the command", switch="train.seed=5")

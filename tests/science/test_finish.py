@@ -15,6 +15,7 @@ from speedrun.science.finish import GRID, SHORTEST, Search
 from speedrun.science.jobs import Job, RunSet
 from speedrun.science.race import machine_of, profile, race
 from speedrun.science.results import Race
+from speedrun.science.space import Budget
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment
 from tests.conftest import TINY
@@ -110,6 +111,7 @@ class Drawn:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.lengths: dict[tuple[str, int], list[int]] = {}
+        self.jobs: list[Job] = []
         self._root = root
         monkeypatch.setattr(RunSet, "run_until", self.run_until)
 
@@ -119,7 +121,8 @@ class Drawn:
         return [self._entry(job) for job in jobs]
 
     def _entry(self, job: Job) -> Entry:
-        steps, factor = job.config.steps, {"modern": 400, "record-03": 200}[job.label]
+        self.jobs.append(job)
+        steps, factor = job.config.steps, 400 if job.label.startswith("modern") else 200
         assert job.config.train.stop == "steps"
         assert job.config.train.target == 0  # no validations to see a crossing that is no figure
         self.lengths.setdefault((job.label, job.seed), []).append(steps)
@@ -153,6 +156,28 @@ def test_a_finished_race(
         with pytest.raises(ConfigError, match=sentence):
             race(recipes=["modern"], track="nano", finished=True, out=tmp_path, say=print,
                  overrides=[*words, word])  # fmt: skip
+
+
+def test_a_tuned_race_searches_on_other_seeds_and_rows_within_its_budget(
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = Drawn(monkeypatch, tmp_path)
+    words = [*(word for word in TINY if not word.startswith("train.steps")),
+             f"data.dir={tiny_dataset}", "train.target=4.3"]  # fmt: skip
+    for recipe in ("modern", "record-03"):  # as the runs would
+        (tmp_path / "tuning" / recipe).mkdir(parents=True)
+    found = race(recipes=["modern", "record-03"], track="nano", seeds=2, finished=True, budget=60,
+                 tuned=Budget(trials=3), out=tmp_path, say=print, overrides=words,
+                 jobs_at_once=1)  # fmt: skip
+    assert found.order == ("modern-tuned", "record-03-tuned")
+    searched = [job for job in drawn.jobs if " trial " in job.label]
+    raced = [job for job in drawn.jobs if job not in searched]
+    assert len(searched) == 6
+    assert {job.seed for job in searched} == {1000}
+    assert {job.config.validation.rows for job in searched} == {"between"}
+    assert {job.config.validation.rows for job in raced} == {"spread"}
+    assert {job.seed for job in raced} == {0, 1}
+    assert max(job.config.steps for job in drawn.jobs) == 60
 
 
 def test_seconds_of_other_machines_do_not_count(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_seeds_are_added_to_what_is_undecided(
     assert (found.stopped, found.until, found.seeds) == ("decided", "decided", equal)
     own = found.losses["modern"]
     for effect in found.effects:
-        gaps = [(loss or 0) - (own[seed] or 0) for seed, loss in found.losses[effect.switch].items()]
+        switched = found.losses[effect.switch].items()
+        gaps = [(loss or 0) - (own[seed] or 0) for seed, loss in switched]
         assert effect.effect == pytest.approx(sum(gaps) / len(gaps))
     assert read_result(tmp_path / "ablation.json") == found
 

@@ -1,8 +1,8 @@
 """Runs side by side: which belong together, who reached the target when, what was set otherwise.
 
 Runs of one recipe and track that are the same experiment but for the seed, on the same data, are
-one group. Times to the target are those of the first validation at or below it; what is computed
-from them is `science/compare.py`'s.
+one group. Times to the target are where the validations cross it (`train/crossing.py`); what is
+computed from them is `science/compare.py`'s.
 """
 
 from __future__ import annotations
