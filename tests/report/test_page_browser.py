@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,21 @@ def test_curves_switch_and_hide(browser: Browser, page: str) -> None:
     assert "tokens to target" in browser.js("document.querySelector('#ablation p').textContent")
     browser.js("document.querySelector('input[name=rate][value=share]').click()")
     assert any("%" in text for text in ticks(browser, "throughput-chart"))
+    assert browser.problems() == []
+
+
+def test_of_two_validations_the_training_curve_is_shown(browser: Browser, tmp_path: Path) -> None:
+    chosen = "document.querySelector('input[name=curve]:checked').value"
+    run = plain_run(tmp_path / "run", made_config())
+    words(browser, tmp_path / "whole.html", build_page([run]), "loss")
+    assert browser.js(chosen) == "val"
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    between = [row for row in rows if row["kind"] == "val"][1:-1]
+    assert between
+    kept = [row for row in rows if row not in between]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    words(browser, tmp_path / "ends.html", build_page([run]), "loss")
+    assert browser.js(chosen) == "train"
     assert browser.problems() == []
 
 

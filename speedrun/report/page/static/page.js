@@ -44,6 +44,8 @@ const state = {
 };
 /** @type {PageData} */
 let data = JSON.parse(byId("data").textContent ?? "");
+// Runs that are judged by their last loss were validated at both ends only, which is no curve.
+if (data.runs.length && data.runs.every((run) => run.val.loss.length <= 2)) state.curve = "train";
 
 function leadOf() {
   const validated = [...new Set(data.runs.map((run) => run.summary.val_tokens).filter(known))];
