@@ -84,6 +84,7 @@ def test_verdicts_follow_from_the_losses_in_the_file(path: Path) -> None:
     own = switched.pop(found.recipe or "")
     assert switched.keys() == {effect.switch for effect in found.effects}
     alpha, margin = found.alpha or 0, found.margin or 0
+    verdicts: dict[str, tuple[str | None, int | None, float | None]]
     if found.until:
         pairs = {switch: [(runs[seed], own[seed]) for seed in runs]
                  for switch, runs in switched.items()}  # fmt: skip
