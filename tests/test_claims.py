@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from speedrun.cli import app
 from speedrun.commands.bench import BENCHES, print_figures
-from speedrun.commands.race import print_ablation, print_race
+from speedrun.commands.race import print_ablation, print_agreement, print_race
 from speedrun.commands.tune import print_tuning
 from speedrun.science.ablate import effects
 from speedrun.science.adding import LOSS
@@ -35,9 +35,21 @@ README = DOCS.parent / "README.md"
 RESULTS = [COMMITTED, *sorted((DOCS / "results").glob("*.json"))]
 
 
-def printed(path: Path) -> str:
+def side_by_side() -> list[tuple[Path, ...]]:
+    """Ablations that the page compares, as it names them: one.json + other.json."""
+    named = re.findall(r"<!-- (\S+(?: \+ \S+)+) -->", PAGE.read_text())
+    return [tuple(DOCS / name for name in names.split(" + ")) for names in named]
+
+
+BLOCKS = [*((path,) for path in RESULTS), *side_by_side()]
+
+
+def printed(*paths: Path) -> str:
+    path = paths[0]
     with redirect_stdout(io.StringIO()) as out:
-        if path.name.startswith("bench"):
+        if len(paths) > 1:
+            print_agreement([one for one in map(read_result, paths) if isinstance(one, Ablation)])
+        elif path.name.startswith("bench"):
             print_figures(json.loads(path.read_text()))
         elif isinstance(result := read_result(path), Race):
             print_race(result)
@@ -48,24 +60,24 @@ def printed(path: Path) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().strip().splitlines())
 
 
-def block_of(path: Path) -> re.Pattern[str]:
-    place = os.path.relpath(path, DOCS)
+def block_of(*paths: Path) -> re.Pattern[str]:
+    place = " + ".join(os.path.relpath(path, DOCS) for path in paths)
     before = rf"<!-- {re.escape(place)} -->\n```\n"
     return re.compile(rf"(?<={before}).*?(?=\n```)", re.DOTALL)
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_the_page_shows_the_results(path: Path) -> None:
-    shown = block_of(path).search(PAGE.read_text())
-    assert shown is not None, f"CLAIMS.md has no block for {path.name}"
-    assert shown.group() == printed(path)
+@pytest.mark.parametrize("paths", BLOCKS, ids=lambda paths: "+".join(one.stem for one in paths))
+def test_the_page_shows_the_results(paths: tuple[Path, ...]) -> None:
+    shown = block_of(*paths).search(PAGE.read_text())
+    assert shown is not None, f"CLAIMS.md has no block for {paths[0].name}"
+    assert shown.group() == printed(*paths)
 
 
 def test_effects_and_ratios_in_the_text_are_those_of_the_results() -> None:
     """Each number with its interval, wherever the page repeats one."""
     text = PAGE.read_text()
-    for path in RESULTS:
-        text = block_of(path).sub("", text)
+    for paths in BLOCKS:
+        text = block_of(*paths).sub("", text)
     quoted = re.findall(r"[+-]?\d+\.\d+ \[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]", text)
     assert quoted
     results = "\n".join(printed(path) for path in RESULTS)
@@ -186,9 +198,9 @@ def test_the_commands_of_the_page_can_be_given(
 
 if __name__ == "__main__":
     text = PAGE.read_text()
-    for one in RESULTS:
-        shown = printed(one)
-        text = block_of(one).sub(lambda _, shown=shown: shown, text)  # type: ignore[misc]
+    for block in BLOCKS:
+        shown = printed(*block)
+        text = block_of(*block).sub(lambda _, shown=shown: shown, text)  # type: ignore[misc]
     PAGE.write_text(text)
     readme = README.read_text()
     for recipe, cells in readme_rows().items():

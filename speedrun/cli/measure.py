@@ -11,6 +11,11 @@ import typer
 app = typer.Typer()
 
 Track = Annotated[str, typer.Option(help="Track name or path to a .toml file.")]
+Tracks = Annotated[
+    list[str] | None,
+    typer.Option(help="Track name or path; several: the same on each, then side by side.",
+                 show_default="nano"),
+]  # fmt: skip
 Seeds = Annotated[
     int | None,
     typer.Option(help="Runs of each, with seeds 0, 1, ...: 3 if not given.", min=1,
@@ -40,10 +45,7 @@ RACE = Path("races/race")
 @app.command(epilog="Example:  speedrun race baseline record-18 best --track nano --seeds 3")
 def race(
     recipes: Annotated[list[str], typer.Argument(help="Recipe names or paths.")],
-    track: Annotated[
-        list[str] | None,
-        typer.Option(help="Track name or path; several make a race each.", show_default="nano"),
-    ] = None,
+    track: Tracks = None,
     seeds: Seeds = None,
     until: UntilOption = None,
     margin: Annotated[
@@ -82,7 +84,7 @@ def _keys(incomplete: str) -> list[str]:
 @app.command(epilog="Example:  speedrun ablate record-18 --track pico --until decided --until 1h")
 def ablate(
     recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
-    track: Track = "nano",
+    track: Tracks = None,
     seeds: Seeds = None,
     until: UntilOption = None,
     switch: Annotated[
@@ -102,8 +104,9 @@ def ablate(
     from speedrun.commands.race import ablate_command
 
     ablate_command(
-        recipe=recipe, track=track, seeds=seeds, until=until or [], switches=switch or [], out=out,
-        alpha=alpha, margin=margin, jobs=jobs, overrides=override or [],
+        recipe=recipe, tracks=track or ["nano"], seeds=seeds, until=until or [],
+        switches=switch or [], out=out, alpha=alpha, margin=margin, jobs=jobs,
+        overrides=override or [],
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from speedrun.errors import ConfigError
 from speedrun.science.ablate import ablate
 from speedrun.science.compare import PUBLIC, Row, comparable
 from speedrun.science.race import profile, race
-from speedrun.science.results import Ablation, Effect, Race
+from speedrun.science.results import Ablation, Effect, Race, agreement
 from speedrun.science.space import Budget
 from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text
@@ -35,14 +35,9 @@ def race_command(
     overrides: Sequence[str],
     jobs: int | None,
 ) -> None:
-    fixed, limit = seeds_of(seeds, until), Until.parse(until)
-    if len(set(tracks)) < len(tracks):
-        raise ConfigError("--track names a track twice; each is raced once")
-    if limit:
-        limit = limit.each_of(len(tracks))
+    fixed, limit = seeds_of(seeds, until), _share_of(tracks, until)
     races = []
-    for track in tracks:
-        folder = out if len(tracks) == 1 else out / Path(track).stem
+    for track, folder in _folders(out, tracks).items():
         found = race(recipes=recipes, track=track, seeds=fixed, until=limit, margin=margin,
                      finished=finish, tuned=Budget.parse(tuned) if tuned else None,
                      budget=budget, out=folder, overrides=overrides, jobs_at_once=jobs,
@@ -57,7 +52,7 @@ def race_command(
 def ablate_command(
     *,
     recipe: str,
-    track: str,
+    tracks: Sequence[str],
     seeds: int | None,
     until: Sequence[str],
     switches: Sequence[str],
@@ -67,11 +62,32 @@ def ablate_command(
     overrides: Sequence[str],
     jobs: int | None,
 ) -> None:
-    found = ablate(recipe=recipe, track=track, seeds=seeds_of(seeds, until),
-                   until=Until.parse(until), switches=switches, out=out, alpha=alpha,
-                   margin=margin, overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
-    print_ablation(found)
-    report_command(paths=[out], out=out / "ablation.html", watch=False)
+    fixed, limit = seeds_of(seeds, until), _share_of(tracks, until)
+    ablations = []
+    for track, folder in _folders(out, tracks).items():
+        found = ablate(recipe=recipe, track=track, seeds=fixed, until=limit, switches=switches,
+                       out=folder, alpha=alpha, margin=margin, overrides=overrides,
+                       jobs_at_once=jobs, say=say)  # fmt: skip
+        print_ablation(found)
+        report_command(paths=[folder], out=folder / "ablation.html", watch=False)
+        ablations.append(found)
+    if len(ablations) > 1:
+        print_agreement(ablations)
+
+
+def _folders(out: Path, tracks: Sequence[str]) -> dict[str, Path]:
+    """Where the results of each track go: `out` itself, or a folder for each of several."""
+    if len(tracks) == 1:
+        return {tracks[0]: out}
+    folders = {track: out / Path(track).stem for track in tracks}
+    if len(set(folders.values())) < len(tracks):
+        raise ConfigError("--track names a track twice, or two files of one name; give each once")
+    return folders
+
+
+def _share_of(tracks: Sequence[str], until: Sequence[str]) -> Until | None:
+    limit = Until.parse(until)
+    return limit.each_of(len(tracks)) if limit else None
 
 
 def seeds_of(seeds: int | None, until: Sequence[str]) -> int:
@@ -162,6 +178,9 @@ def print_ablation(found: Ablation) -> None:
         return
     margin = any(effect.p_equal is not None for effect in found.effects)
     for metric in comparable(tuple(UNITS), found.jobs):
+        if not any(effect.n for effect in found.effects if effect.metric == metric):
+            print(f"{metric}: no run has it\n")
+            continue
         equal = margin and metric == "val_loss"
         form, unit = "+,.4f" if metric == "val_loss" else "+,.0f", UNITS[metric]
         rows = [
@@ -183,6 +202,23 @@ def print_ablation(found: Ablation) -> None:
         print(f"equal: within {found.margin:g} nats, by two one-sided tests")
     if found.jobs > 1:
         print(_shared(found.jobs))
+
+
+def print_agreement(ablations: Sequence[Ablation]) -> None:
+    """The same switches on several tracks: does what was found on one hold on the others?"""
+    tracks = [f"{found.recipe} on {found.track}" for found in ablations]
+    print(f"\neffects on the last loss in nats, side by side: {', '.join(tracks)}")
+    found = agreement(ablations)
+    rows = [
+        (switch, *(f"{_number(one.effect, '+.4f')} {one.verdict or 'undecided'}" if one else "-"
+                   for one in effects), verdict)
+        for switch, (effects, verdict) in found.items()
+    ]  # fmt: skip
+    print_table(("switch", *(str(one.track) for one in ablations), ""), rows)
+    verdicts = [verdict for _, verdict in found.values()]
+    decided = len(verdicts) - verdicts.count("open")
+    print(f"decided on all: {decided} of {len(verdicts)}, of which {verdicts.count('agree')} agree "
+          f"and {verdicts.count('opposite')} point the other way")  # fmt: skip
 
 
 def _print_watched(found: Ablation) -> None:

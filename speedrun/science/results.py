@@ -7,8 +7,10 @@ are for its readers; here they always follow from the entries.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -124,6 +126,35 @@ class Ablation(BaseModel, frozen=True):
 
     def write(self, path: Path) -> None:
         write_json(path, self.model_dump(mode="json"))
+
+
+Agreement = Literal["agree", "differ", "opposite", "open"]
+
+
+def agreement(
+    ablations: Sequence[Ablation],
+) -> dict[str, tuple[list[Effect | None], Agreement]]:
+    """By switch: its effect on the last loss in each ablation, and whether the verdicts agree.
+
+    Open: not decided everywhere. Differ: equal here, an effect there. Opposite: helps here, hurts
+    there.
+    """
+    tables = [
+        {effect.switch: effect for effect in one.effects if effect.metric == "val_loss"}
+        for one in ablations
+    ]
+    found: dict[str, tuple[list[Effect | None], Agreement]] = {}
+    for switch in dict.fromkeys(switch for table in tables for switch in table):
+        effects = [table.get(switch) for table in tables]
+        verdicts = {one.verdict or "undecided" if one else "undecided" for one in effects}
+        if "undecided" in verdicts:
+            word: Agreement = "open"
+        elif len(verdicts) == 1:
+            word = "agree"
+        else:
+            word = "opposite" if {"helps", "hurts"} <= verdicts else "differ"
+        found[switch] = effects, word
+    return found
 
 
 class Trial(BaseModel, frozen=True):

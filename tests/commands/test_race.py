@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from speedrun.commands import race as command
+from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
 from speedrun.science.results import Ablation, Effect, Race
 from speedrun.science.space import Budget
@@ -115,6 +116,7 @@ def test_the_table_of_an_ablation(capsys: Output) -> None:
         "- tokens - - 1 of 3 pairs have it",
         "+0.1250 nats [+0.1000, +0.1500] 0.001 0.002 decided",
     ]
+    assert rows["seconds_to_target:"] == ["no run has it"]
     assert rows["norm"] == [
         "-0.0100 nats [-0.5000, +0.4800] 0.9 0.9 undecided: about 17 more seeds"
     ]
@@ -141,14 +143,58 @@ def test_requests_pass_through_and_a_page_is_written(
     }  # fmt: skip
     command.race_command(**race_request, tracks=["nano"], finish=True, tuned="12")
     ablation_request: dict[str, Any] = {
-        "recipe": "modern", "track": "nano", "seeds": 3, "switches": ["b=2"], "out": tmp_path,
+        "recipe": "modern", "seeds": 3, "switches": ["b=2"], "out": tmp_path,
         "alpha": 0.1, "margin": 0.02, "overrides": [], "jobs": None, "until": [],
     }  # fmt: skip
-    command.ablate_command(**ablation_request)
+    command.ablate_command(**ablation_request, tracks=["nano"])
     race_request |= {"track": "nano", "finished": True, "until": None,
                      "tuned": Budget(trials=12)}  # fmt: skip
-    ablation_request |= {"until": None}
+    ablation_request |= {"track": "nano", "until": None}
     assert asked == {"race.json": race_request, "ablation.json": ablation_request}
     assert capsys.readouterr().out.startswith("a run\n")
     for name in ("race.html", "ablation.html"):
         assert (tmp_path / name).read_text().startswith("<!doctype html>")
+
+
+def test_an_ablation_on_several_tracks_says_where_they_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    verdicts: dict[str, dict[str, Any]] = {
+        "small": {"cap": "helps", "norm": "helps", "skip": "equal", "mask": "equal", "one": "helps",
+                  "late": "undecided"},
+        "large": {"cap": "helps", "norm": "hurts", "skip": "equal", "mask": "hurts",
+                  "late": "helps"},
+    }  # fmt: skip
+
+    def fake(*, track: str, out: Path, **request: Any) -> Ablation:
+        assert request["until"].seconds == 1800  # of an hour, half for each
+        effects = (
+            Effect(switch=switch, n=9, of=9, effect=-0.5 if verdict == "hurts" else 0.5,
+                   verdict=verdict)
+            for switch, verdict in verdicts[Path(track).stem].items()
+        )  # fmt: skip
+        found = Ablation(recipe="modern", track=track, until="1h", effects=tuple(effects))
+        found.write(out / "ablation.json")
+        return found
+
+    monkeypatch.setattr(command, "ablate", fake)
+    request: dict[str, Any] = {
+        "recipe": "modern", "seeds": None, "switches": [], "out": tmp_path, "alpha": 0.05,
+        "margin": 0.01, "overrides": [], "jobs": None, "until": ["1h"],
+    }  # fmt: skip
+    for track in ("small", "large"):
+        (tmp_path / track).mkdir()
+    command.ablate_command(**request, tracks=["small", "large"])
+    text = capsys.readouterr().out.partition("side by side: modern on small, modern on large")[2]
+    rows = {name: found[0] for name, found in rows_of(text).items()}
+    assert rows["cap"] == "+0.5000 helps +0.5000 helps agree"
+    assert rows["norm"] == "+0.5000 helps -0.5000 hurts opposite"
+    assert rows["skip"] == "+0.5000 equal +0.5000 equal agree"
+    assert rows["mask"] == "+0.5000 equal -0.5000 hurts differ"
+    assert rows["one"] == "+0.5000 helps - open"
+    assert rows["late"] == "+0.5000 undecided +0.5000 helps open"
+    assert "decided on all: 4 of 6, of which 2 agree and 1 point the other way" in text
+    for track in ("small", "large"):
+        assert (tmp_path / track / "ablation.html").exists()
+    with pytest.raises(ConfigError, match="two files of one name"):
+        command.ablate_command(**request, tracks=["a/small.toml", "b/small.toml"])
