@@ -64,12 +64,24 @@ def bench_command(name: str, as_json: bool) -> None:
     if as_json and not name:
         raise ConfigError(f"bench --json needs one name: {', '.join(BENCHES)}")
     for chosen in [name] if name else BENCHES:
-        figures = BENCHES[chosen]()
+        figures = {**BENCHES[chosen](), **machine()}
         if as_json:
             print(json.dumps(figures))
             continue
         print(f"bench {chosen}")
         (print_step if chosen == "step" else print_figures)(figures)
+
+
+def machine() -> Figures:
+    """A figure means little without it."""
+    import torch
+
+    from speedrun.hardware import cores, cpu_name
+
+    return {
+        "cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cores": cores(), "torch": torch.__version__,
+    }  # fmt: skip
 
 
 def print_figures(figures: Figures) -> None:
@@ -92,6 +104,7 @@ def print_step(figures: Figures) -> None:
         rows.append((name.replace("_", "-"), f"{share:.2f}", f"{float(peak) / 1e9:.0f}",
                      f"{ms:.1f}", f"{speed:,.0f}", *of_time))  # fmt: skip
     print_table(("model", "of peak", "GFLOP/s", "ms", "tokens/s", *kinds), rows)
-    print(f"\n{figures['threads']} threads; kernels: {figures['compiled']}")
+    print(f"\n{figures['cpu']}, {figures['instructions']}, {figures['threads']} threads; "
+          f"kernels: {figures['compiled']}")  # fmt: skip
     print(f"built in {figures['compile_seconds_cold']:.1f} s, "
           f"loaded again in {figures['compile_seconds_warm']:.2f} s")  # fmt: skip

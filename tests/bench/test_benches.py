@@ -27,7 +27,7 @@ from speedrun.bench.step import (
     visible,
 )
 from speedrun.bench.timing import Figures, seconds_of
-from speedrun.commands.bench import BENCHES, print_step
+from speedrun.commands.bench import BENCHES, machine, print_step
 from speedrun.model import native
 from speedrun.model.plan import AttentionPlan, plan_layer
 from speedrun.train.estimate import flops_per_token
@@ -65,8 +65,9 @@ def test_step(tiny_words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -
         assert figures[f"tokens_per_second_{model}"] == pytest.approx(speed)
         shares = [float(v) for key, v in figures.items() if key.startswith(f"share_{model}_")]
         assert sum(shares) == pytest.approx(1, abs=0.02)
-    print_step(figures)
-    assert "record-18" in capsys.readouterr().out
+    print_step({**figures, **machine()})
+    assert "record-18" in (text := capsys.readouterr().out)
+    assert torch.backends.cpu.get_cpu_capability() in text
 
 
 def test_flops_of_a_step_are_counted_over_the_keys_it_sees(tiny_words: tuple[str, ...]) -> None:
