@@ -29,6 +29,7 @@ ABLATE = (
 FINISH = "speedrun race record-02 record-03 --track pico --track pico-prose --finish"
 TUNED = "speedrun race record-02 record-03 --track pico --tuned 12 --finish"
 UNTIL = "speedrun ablate record-18 --track pico --until decided --until 1h"
+BOTH = "speedrun ablate best --track pico --track nano --seeds 5 --switch Muon"
 TUNE = (
     "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
 )
@@ -37,6 +38,7 @@ SHORTENED = {
     FINISH: FINISH.replace(" --track pico-prose", "") + FEW,
     TUNED: TUNED.replace("--tuned 12", "--tuned 2") + FEW,
     UNTIL: UNTIL + " --until 2 --switch model.softcap=30.0" + TINY,
+    BOTH: BOTH.replace("--seeds 5", "--seeds 2") + TINY,
     RACE: RACE.replace("--seeds 3", "--seeds 1") + TINY,
     ABLATE: ABLATE.replace("--seeds 4", "--seeds 2") + TINY,
     # With the environment that runs this test: it is not for a test to install anything.
