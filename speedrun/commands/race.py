@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -179,7 +180,7 @@ def print_ablation(found: Ablation) -> None:
     margin = any(effect.p_equal is not None for effect in found.effects)
     for metric in comparable(tuple(UNITS), found.jobs):
         if not any(effect.n for effect in found.effects if effect.metric == metric):
-            print(f"{metric}: no run has it\n")
+            print(f"{metric}: no pair of runs has it\n")
             continue
         equal = margin and metric == "val_loss"
         form, unit = "+,.4f" if metric == "val_loss" else "+,.0f", UNITS[metric]
@@ -215,10 +216,10 @@ def print_agreement(ablations: Sequence[Ablation]) -> None:
         for switch, (effects, verdict) in found.items()
     ]  # fmt: skip
     print_table(("switch", *(str(one.track) for one in ablations), ""), rows)
-    verdicts = [verdict for _, verdict in found.values()]
-    decided = len(verdicts) - verdicts.count("open")
-    print(f"decided on all: {decided} of {len(verdicts)}, of which {verdicts.count('agree')} agree "
-          f"and {verdicts.count('opposite')} point the other way")  # fmt: skip
+    count = Counter(verdict for _, verdict in found.values())
+    print(f"decided on all: {len(found) - count['open']} of {len(found)}, of which "
+          f"{count['agree']} agree and {count['opposite']} point the other way; {count['differ']} "
+          "have an effect on one track and none on another")  # fmt: skip
 
 
 def _print_watched(found: Ablation) -> None:

@@ -116,7 +116,7 @@ def test_the_table_of_an_ablation(capsys: Output) -> None:
         "- tokens - - 1 of 3 pairs have it",
         "+0.1250 nats [+0.1000, +0.1500] 0.001 0.002 decided",
     ]
-    assert rows["seconds_to_target:"] == ["no run has it"]
+    assert rows["seconds_to_target:"] == ["no pair of runs has it"]
     assert rows["norm"] == [
         "-0.0100 nats [-0.5000, +0.4800] 0.9 0.9 undecided: about 17 more seeds"
     ]
@@ -194,6 +194,7 @@ def test_an_ablation_on_several_tracks_says_where_they_agree(
     assert rows["one"] == "+0.5000 helps - open"
     assert rows["late"] == "+0.5000 undecided +0.5000 helps open"
     assert "decided on all: 4 of 6, of which 2 agree and 1 point the other way" in text
+    assert "; 1 have an effect on one track and none on another" in text
     for track in ("small", "large"):
         assert (tmp_path / track / "ablation.html").exists()
     with pytest.raises(ConfigError, match="two files of one name"):

@@ -82,8 +82,13 @@ def go_on(said: str) -> list[str]:
 
 @pytest.mark.parametrize("stop", ["steps", "target"])
 def test_a_run_that_stopped_sooner_goes_on_by_the_line_it_printed(
-    words: tuple[str, ...], tmp_path: Path, stop: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    tmp_path: Path,
+    stop: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("sys.argv", ["speedrun"])  # whichever way the tests were called
     whole, folder = tmp_path / "whole", tmp_path / "a run"
     train_command(request(overrides=words, folder=whole))
     capsys.readouterr()
