@@ -160,6 +160,31 @@ def test_what_the_readme_says_of_muon_is_what_the_race_found() -> None:
         assert words.format(ratio) in text
 
 
+@pytest.mark.parametrize(
+    ("words", "figures"),
+    [
+        (r"the nano step takes (\S+) times AdamW's", ["{muon_step_over_adamw_step:.3f}"]),
+        (r"record 13 takes (\S+) times the time", ["{token_mask_over_block_mask:.2f}"]),
+        (r"mixed rule of record 15 (\S+) times", ["{mixed_mask_over_block_mask:.2f}"]),
+        (r"blocking gather takes (\S+) times", ["{blocking_gather_over_async:.2f}"]),
+        (r"made ahead takes (\S+) of .*? in the step (\S+?)[;|]",
+         ["{waiting_for_batches_made_ahead:.4%}", "{making_batches_in_the_step:.2%}"]),
+        (r"(\S+) against (\S+) MiB", ["{muon_state_mib:.0f}", "{adamw_state_mib:.0f}"]),
+        (r"(\S+) less; half", ["{less_state:.0%}"]),
+    ],
+)  # fmt: skip
+def test_figures_of_the_bench_in_the_tables_are_those_of_its_file(
+    words: str, figures: list[str]
+) -> None:
+    bench = json.loads((DOCS / "results" / "bench-claims.json").read_text())
+    for kind in ("muon", "adamw"):
+        bench[f"{kind}_state_mib"] = bench[f"{kind}_state_bytes"] / 2**20
+    bench["less_state"] = 1 - bench["state_ratio"]
+    wanted = [figure.format(**bench) for figure in figures]
+    shown = [list(found.groups()) for found in re.finditer(words, PAGE.read_text())]
+    assert shown == [wanted] * max(len(shown), 1)
+
+
 def commands() -> list[str]:
     """Every command of the page; a long one goes on in the next line after a backslash."""
     text = re.sub(r"\s*\\\n\s*", " ", PAGE.read_text())

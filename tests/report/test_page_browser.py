@@ -231,6 +231,18 @@ def test_a_change_without_a_number_is_listed_and_counted(browser: Browser, tmp_p
     assert "2 of 3" in browser.js("document.querySelector('#result').textContent")
 
 
+def test_effects_that_no_pair_has_are_not_offered(browser: Browser, tmp_path: Path) -> None:
+    """As of tokens to a target where none was set."""
+    row = {"switch": "x", "low": 0.0, "high": 0.2, "p": 0.01, "of": 3}
+    effects = [
+        row | {"metric": "val_loss", "effect": 0.1, "n": 3},
+        row | {"metric": "tokens_to_target", "effect": None, "n": 0},
+    ]
+    page = build_page([], None, ablation("modern", effects))
+    assert "Effect on final loss" in words(browser, tmp_path / "page.html", page, "ablation")
+    assert browser.js("document.querySelectorAll('input[name=effect]').length") == 0
+
+
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [

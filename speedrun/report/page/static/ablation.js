@@ -21,7 +21,8 @@ function metricOf(/** @type {string} */ metric) {
 export function ablationSection(data, state, box, redraw) {
   const { ablation } = data;
   if (!ablation || !ablation.effects.length) return;
-  const metrics = [...new Set(ablation.effects.map((one) => one.metric))];
+  const counted = ablation.effects.filter((one) => known(one.effect) || one.n !== 0); // 0: without a target
+  const metrics = [...new Set((counted.length ? counted : ablation.effects).map((one) => one.metric))];
   if (!metrics.includes(state.effect)) state.effect = metrics[0];
   const { noun, format } = metricOf(state.effect);
   const alpha = ablation.alpha ?? 0.05;
