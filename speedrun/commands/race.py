@@ -8,17 +8,20 @@ from functools import partial
 from pathlib import Path
 
 from speedrun.commands.report import report_command
+from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 from speedrun.science.ablate import ablate
 from speedrun.science.compare import PUBLIC, Row, comparable
 from speedrun.science.race import profile, race
 from speedrun.science.results import Ablation, Effect, Race, agreement
+from speedrun.science.sequential import fewest_pairs
 from speedrun.science.space import Budget
 from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text
 
 say = partial(print, flush=True)
 SEEDS = 3  # where nobody says how many
+REACHED = "reached by {n} of {of}"
 UNITS = {"tokens_to_target": "tokens", "seconds_to_target": "s", "val_loss": "nats"}
 
 
@@ -37,6 +40,7 @@ def race_command(
     jobs: int | None,
 ) -> None:
     fixed, limit = seeds_of(seeds, until), _share_of(tracks, until)
+    _known(recipes, tracks, overrides)
     races = []
     for track, folder in _folders(out, tracks).items():
         found = race(recipes=recipes, track=track, seeds=fixed, until=limit, margin=margin,
@@ -64,6 +68,7 @@ def ablate_command(
     jobs: int | None,
 ) -> None:
     fixed, limit = seeds_of(seeds, until), _share_of(tracks, until)
+    _known([recipe], tracks, overrides)
     ablations = []
     for track, folder in _folders(out, tracks).items():
         found = ablate(recipe=recipe, track=track, seeds=fixed, until=limit, switches=switches,
@@ -74,6 +79,13 @@ def ablate_command(
         ablations.append(found)
     if len(ablations) > 1:
         print_agreement(ablations)
+
+
+def _known(recipes: Sequence[str], tracks: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse what the last of several tracks would be refused for before the first takes hours."""
+    for track in tracks:
+        for recipe in recipes:
+            resolve(recipe, track, overrides)
 
 
 def _folders(out: Path, tracks: Sequence[str]) -> dict[str, Path]:
@@ -118,9 +130,10 @@ def print_race(found: Race) -> None:
         size = "-" if memory is None else size_text(memory)
         step = [_ratio(before[recipe]) if recipe in before else ""] if before else []
         public = [] if found.finished else [_mean(table[PUBLIC], ",.0f")]
-        tokens.append((recipe, _mean(table["tokens_to_target"], ",.0f"),
+        none = "found for {n} of {of}" if found.finished else REACHED
+        tokens.append((recipe, _mean(table["tokens_to_target"], ",.0f", none),
                        _ratio(table["tokens_to_target"]), *step,
-                       _mean(table["steps_to_target"], ",.1f"), *public))  # fmt: skip
+                       _mean(table["steps_to_target"], ",.1f", none), *public))  # fmt: skip
         if timed:
             seconds = (table[metric] for metric in ("seconds_to_target", "wall_seconds_to_target"))
             training, wall = (_mean(row, ".1f") for row in seconds)
@@ -199,6 +212,9 @@ def print_ablation(found: Ablation) -> None:
         header = (f"switch: {metric}", "effect [95% interval]", "p", "p (Holm)")
         print_table((*header, *(["p (equal)"] if equal else []), ""), rows)
         print()
+    if any(effect.more_seeds for effect in found.effects):
+        print("new seeds: as many as a test of its own would want; to add to these and look again "
+              "breaks the level, --until decided does not")  # fmt: skip
     if margin:
         print(f"equal: within {found.margin:g} nats, by two one-sided tests")
     if found.jobs > 1:
@@ -253,9 +269,15 @@ def _ending(found: Race | Ablation, what: str) -> str:
     named = ", ".join(left)
     return {
         "time": f"out of time, undecided: {named}; the same command goes on",
-        "seeds": f"out of seeds, undecided: {named}; a larger number of seeds goes on",
+        "seeds": f"out of seeds, undecided: {named}; a larger number of seeds goes on (of "
+        f"{len(found.effects)} switches one takes {_least(found)} at least)",
         "stuck": f"no further seed would settle: {named}",
     }.get(found.stopped or "", f"every {what} decided")
+
+
+def _least(found: Race | Ablation) -> int:
+    alpha = found.alpha or 0.05
+    return fewest_pairs(alpha, len(found.effects), equal=found.margin is not None)
 
 
 def _shared(jobs: int) -> str:
@@ -269,7 +291,7 @@ def _decision(effect: Effect) -> str:
     if effect.decided:
         return effect.verdict or "decided"
     more = effect.more_seeds
-    return "undecided" if more is None else f"undecided: about {more} more seeds"
+    return "undecided" if more is None else f"undecided: about {(effect.n or 0) + more} new seeds"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -280,7 +302,7 @@ def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
 
 
-def _mean(row: Row, form: str, none: str = "reached by {n} of {of}") -> str:
+def _mean(row: Row, form: str, none: str = REACHED) -> str:
     if row.mean is None:
         return none.format(n=row.n, of=row.of)
     spread = "" if row.std is None else f" +- {row.std:{form}}"

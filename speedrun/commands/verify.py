@@ -21,6 +21,8 @@ from speedrun.science.verify import (
 from speedrun.terminal.console import print_table
 from speedrun.terminal.progress import stage_progress
 
+CHANGES = 3  # of a recipe's values that are shown
+
 
 def verify_command(
     *,
@@ -114,14 +116,23 @@ def _print_table_of(entries: Sequence[Submission]) -> None:
     if first.unchecked:
         print(f"unchecked: {first.unchecked}")
     rows = [
-        (one.recipe, f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps, f"{one.mean:.4f}",
-         _test_of(one), one.n, f"{one.p:.2g}", one.machine, one.date)
+        (_recipe_of(one), f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps,
+         f"{one.mean:.4f}", _test_of(one), one.n, f"{one.p:.2g}", one.machine,
+         one.code_sha256[:8], one.date)
         for one in entries
     ]  # fmt: skip
     header = ("recipe", "seconds", "tokens", "steps", "mean loss", "test loss", "n", "p", "machine")
-    print_table((*header, "date"), rows)
+    print_table((*header, "code", "date"), rows)
     if not all(one.evaluated for one in entries):
         print("unknown: the weights were not evaluated where they were submitted")
+
+
+def _recipe_of(entry: Submission) -> str:
+    """Its name, and what was changed of the recipe that has that name here."""
+    if not entry.changes:
+        return entry.recipe
+    more = f" and {len(entry.changes) - CHANGES} more" if len(entry.changes) > CHANGES else ""
+    return f"{entry.recipe} with {', '.join(entry.changes[:CHANGES])}{more}"
 
 
 def _test_of(entry: Submission) -> str:

@@ -14,7 +14,7 @@ from itertools import count
 from speedrun.science.compare import Entry
 from speedrun.science.jobs import RunSet, plan_jobs
 from speedrun.science.results import Effect
-from speedrun.science.sequential import Decision, decide, needs_more
+from speedrun.science.sequential import Decision, decide, fewest_pairs, needs_more
 from speedrun.science.share import Share
 from speedrun.science.stats import EPSILON
 from speedrun.science.until import Until
@@ -75,6 +75,11 @@ class Adding:
     ) -> tuple[dict[str, Decision], Runs, str]:
         """Decisions, runs, and what ended it: decided, stuck, seeds or time."""
         runs: Runs = {label: {} for label in self.variants}
+        compared = len(self.variants) - 1
+        least = fewest_pairs(self.alpha, compared, equal=self.margin is not None)
+        if until.seeds is not None and until.seeds < least:
+            say(f"{until.seeds} seeds will leave all undecided: with {compared} to decide, one "
+                f"takes {least} at least")  # fmt: skip
         for seed in count():
             decisions = self._decide(runs)
             wanted = needs_more(decisions)

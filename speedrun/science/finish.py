@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
 from speedrun.science.jobs import Job, RunSet, plan_jobs
 from speedrun.science.share import Share
@@ -22,6 +23,7 @@ GRID = 1.1  # from one length to the next
 FARTHEST = 10  # places that a search moves at a time where it has not seen both sides yet
 USUAL_SLOPE = -0.5  # nats for a run e times as long, where nothing is known yet
 SHORTEST = 4  # steps
+GIVE_UP = 4  # lengths of a recipe that diverges at each of them
 # What an entry says of the crossing within its own run, which is no figure here.
 NO_CROSSING = dict.fromkeys(
     ("steps_to_target", "tokens_to_target", "cell_steps", "first_validation_tokens",
@@ -63,9 +65,21 @@ class Search:
         lengths = {self.steps(place) for place in range(found[0], found[1] + 1)}
         return found if len(lengths) == 2 else None
 
+    @property
+    def why_not(self) -> str:
+        """In a few words, of a search that has ended without two such neighbours."""
+        losses = [self.loss(place) for place in self.runs]
+        if all(loss <= self.target for loss in losses):
+            steps = min(map(self.steps, self.runs))
+            return f"ends below the target with {steps} steps, and none shorter was tried"
+        if not any(map(math.isfinite, losses)):
+            return f"diverged at each of {len(losses)} lengths"
+        return f"ends above the target with {max(map(self.steps, self.runs))} steps"
+
     def wanted(self) -> list[int]:
-        """Places to run next; none: found, or beyond what may be run."""
-        if self.done:
+        """Places to run next; none: found, given up, or beyond what may be run."""
+        diverged = not any(math.isfinite(self.loss(place)) for place in self.runs)
+        if self.done or (diverged and len(self.runs) >= GIVE_UP):
             return []
         if not self.runs:
             places = [self.guess, self.guess + 1] if self.both else [self.guess]
@@ -90,17 +104,19 @@ class Search:
         steps = math.log(self.steps(last) / self.steps(first))
         if steps and math.isfinite(self.loss(first)):
             slope = min((self.loss(last) - self.loss(first)) / steps, USUAL_SLOPE / 5)
-        edge = last if self.loss(last) > self.target else first
+        reached = [place for place in self.runs if self.loss(place) <= self.target]
+        edge = min(reached) if reached else last
         away = (self.target - self.loss(edge)) / slope / math.log(GRID)
         limit = FARTHEST if math.isfinite(away) else 1
         move = max(-limit, min(limit, round(away if math.isfinite(away) else limit)))
-        outward = 1 if edge == last else -1
+        outward = -1 if reached else 1
+        move = outward * max(1, abs(move)) if move * outward <= 0 else move
         place = edge + (move or outward)
         while self.steps(place) == self.steps(edge):  # short lengths lie close together
             place += outward
-        if edge == last:  # the longest that may still be run, where the move leads beyond
-            while place > edge + 1 and self.steps(place) > self.most_steps:
-                place -= 1
+        # The longest or shortest that may still be run, where the move leads beyond.
+        while abs(place - edge) > 1 and not SHORTEST <= self.steps(place) <= self.most_steps:
+            place -= outward
         return place
 
     def result(self, batch_tokens: int) -> Entry | None:
@@ -133,11 +149,17 @@ def finish(
     target: float,
     budget: int | None,
     say: Callable[[str], None],
-) -> list[Entry]:
-    """An entry for every recipe and seed: the first seed finds the place, the others start there.
+) -> tuple[list[Entry], list[str]]:
+    """An entry for every recipe and seed, and notes on those without a figure.
 
-    Searches go on side by side, so that no core waits for another's decision.
+    The first seed finds the place, the others start there. Searches go on side by side, so that no
+    core waits for another's decision.
     """
+    if budget is not None and budget < SHORTEST:
+        raise ConfigError(
+            f"--budget {budget} cannot be used with --finish, whose runs have {SHORTEST} steps at "
+            "least"
+        )
     first: dict[str, Job] = {job.label: job for job in plan_jobs(variants, track, [0])}
     searches = {(label, 0): _search(job, target, budget) for label, job in first.items()}
     _run(runs, share, variants, track, searches, say)
@@ -147,11 +169,13 @@ def finish(
         for seed in range(1, seeds):
             later[label, seed] = _search(job, target, budget, found[0] if found else None)
     _run(runs, share, variants, track, later, say)
-    entries = []
+    entries, notes = [], []
     for (label, seed), search in (searches | later).items():
-        found_entry = search.result(first[label].config.batch.tokens) or search.nearest()
-        entries.append(found_entry or Entry(recipe=label, seed=seed))
-    return sorted(entries, key=lambda entry: entry.seed)
+        result = search.result(first[label].config.batch.tokens)
+        if result is None:
+            notes.append(f"{label}, seed {seed}, has no figure: it {search.why_not}")
+        entries.append(result or search.nearest() or Entry(recipe=label, seed=seed))
+    return sorted(entries, key=lambda entry: entry.seed), notes
 
 
 def _search(job: Job, target: float, budget: int | None, guess: int | None = None) -> Search:

@@ -17,15 +17,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from speedrun.config.experiment import SEED, differences, experiment_hash
+from speedrun.config.experiment import SEED, all_differences, differences, experiment_hash
+from speedrun.config.files import names
+from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.schema import Config
 from speedrun.data.stream import ProgressCallback
 from speedrun.data.validation import FIRST
 from speedrun.errors import ConfigError, RunError, SpeedrunError
-from speedrun.files import write_json
+from speedrun.files import finite, write_json
 from speedrun.science import records
 from speedrun.science.records import Again, Broken, Records
 from speedrun.science.track import setting_broken, text_of
 from speedrun.science.verify import Verdict, given_once, verify
+from speedrun.train.environment import code_hash
 from speedrun.train.evaluate import tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import read_json, validated
@@ -42,7 +46,7 @@ RULES = {
     "the track's text": "a run is trained and validated on the very dataset that its track's "
     "corpus makes, by fingerprint, whatever folder it lies in; that of public shards is trusted, "
     "for no hash of them is known",
-    "same recipe": "all runs have the same config but for the seed and the machine's settings",
+    "same recipe": "all runs have the same config but for the seed and the folder of the data",
     "same data": "all runs are trained and validated on the same dataset",
     "same code": "all runs are made by the same code",
     "same stop": "all runs stop at the same step, chosen before they ran, and come to it",
@@ -52,11 +56,34 @@ RULES = {
     "every seed once": "n runs have the seeds 0 to n - 1, none twice and none left out, for the "
     "best of many prove nothing; none is a copy of another",
     "own machine": "a run has the machine to itself, for its seconds are compared",
+    "one machine": "all runs are made on the same kind of machine, each from its start to its end, "
+    "for their seconds have one mean",
     "significant": "the mean final loss, as found where the runs are submitted, is at or below the "
     "target at p < {alpha}",
     "test once": "the test of a run is looked at once, for its last weights",
     "weights": f"a run's last weights have the losses it states, within {records.WITHIN:g} nats, "
     "for machines round differently",
+}
+
+
+# What somebody can do whose runs break a rule.
+TO_DO = {
+    "whole records": "submit the folder as training left it, or train again",
+    "one track": "submit the runs of one track with a target",
+    "the track's own": "train without that override, or on a track file of your own",
+    "the track's text": "train on the dataset that the track builds by itself",
+    "same recipe": "train the runs with one command but for --seed",
+    "same data": "train all of them where the dataset is the same",
+    "same code": "train all of them with one version of the code",
+    "same stop": "let every run end as it was begun: resume it, or train it again",
+    "not forced": "train it again from the start",
+    "adds up": "submit the folder as training left it, or train again",
+    "every seed once": "train the seeds from 0 on, each once, and submit all of them",
+    "own machine": "train again without --jobs",
+    "one machine": "train all of them on one machine",
+    "significant": "more seeds make a claim that is true significant",
+    "test once": "train again, and test it when it has ended",
+    "weights": "submit where the runs were made, or train again",
 }
 
 
@@ -87,6 +114,7 @@ class Submission(BaseModel, frozen=True):
     unchecked: str = "submitted by a version with fewer rules"  # or why else; empty: checked
     shards_sha256: str | None = None  # of public shards, which are trusted
     judged_on: str | None = None  # tokens and rows of the validation
+    changes: tuple[str, ...] | None = None  # from the recipe of that name; None: there is none here
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -100,7 +128,8 @@ class Leaderboard(BaseModel):
 
 
 def _refuse(rule: str, found: str, **values: Any) -> RunError:
-    return RunError(f"refused by the rule '{RULES[rule].format(**values)}': {found}")
+    text = RULES[rule].format(**values)
+    return RunError(f"refused by the rule '{text}': {found}; {TO_DO[rule]}")
 
 
 def _quietly(*_: object) -> None: ...
@@ -141,12 +170,33 @@ def check(paths: Sequence[Path], alpha: float, progress: ProgressCallback = _qui
         "test_mean": fmean(losses) if len(losses) == len(runs) else None,
         "python": place.python,
         "evaluated": not text.unchecked,
-        "unchecked": text.unchecked or ("" if all(run.told for run in runs) else OLDER),
+        "unchecked": text.unchecked or _unchecked(runs),
         "shards_sha256": text.shards,
         "judged_on": _judged_on(first),
+        "changes": _changes(first.config),
     }
     # The rest is the first run's, which it shares with the others, and the verdict's, by name.
     return Submission.model_validate(first.summary.as_dict() | vars(verdict) | own)
+
+
+def _unchecked(runs: Sequence[Records]) -> str:
+    """Why an entry is listed apart though its losses were found again."""
+    if not all(run.told for run in runs):
+        return OLDER
+    here, there = code_hash(), runs[0].environment.code_sha256 or ""
+    return "" if there == here else f"made by other code ({there[:12]}) than submitted it"
+
+
+def _changes(config: Config) -> tuple[str, ...] | None:
+    """What its config has that the recipe of its name has not; None for a recipe of one's own."""
+    if config.recipe not in names("recipe") or config.track not in names("track"):
+        return None
+    try:
+        own = resolve(config.recipe, config.track).config
+    except ConfigError as error:
+        return (f"another recipe, for {error}",)
+    found = differences(own, config, but=(SEED,))
+    return tuple(f"{key}={toml_text(value)}" for key, _, value in found)
 
 
 def _significant(losses: Sequence[float], target: float, alpha: float) -> Verdict:
@@ -189,10 +239,15 @@ def _check_set(runs: Sequence[Records]) -> None:
         raise _refuse("same stop", f"found {', '.join(map(str, sorted(steps)))}")
     for run in runs:
         path = run.run.path
-        for key, value, changed in differences(first, run.config, but=(SEED,)):
+        for key, value, changed in all_differences(first, run.config, but=(SEED, "data.dir")):
             raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
         if run.config.machine.jobs > 1:
             raise _refuse("own machine", f"{path} was one of {run.config.machine.jobs} at a time")
+        for key, value in run.environment.machine.items():
+            if value != (other := runs[0].environment.machine[key]):
+                raise _refuse("one machine", f"{key} is {value!r} in {path}, not {other!r}")
+        if run.environment.earlier:
+            raise _refuse("one machine", f"{path} was begun on another")
     codes = [run.environment.code_sha256 or "unknown" for run in runs]
     for rule, values in (
         ("same recipe", {run.config.recipe for run in runs}),
@@ -250,5 +305,7 @@ def submit(
     entries = sorted(
         [*kept, entry], key=lambda one: (one.track, one.dataset_fingerprint, one.train_seconds)
     )
-    write_json(file, Leaderboard(entries=tuple(entries)).model_dump(mode="json"))
+    board = finite(Leaderboard(entries=tuple(entries)).model_dump(mode="json"))
+    validated(Leaderboard, board, file, "a leaderboard", ConfigError)  # it can be read again
+    write_json(file, board)
     return entry

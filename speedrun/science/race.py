@@ -88,9 +88,9 @@ def race(
     otherwise = ONE_A_CORE if finished else 1
     share = share_machine(runs, jobs, jobs_at_once, otherwise=otherwise, say=say)
     effects: tuple[Effect, ...] = ()
-    stopped = None
+    stopped, without = None, list[str]()
     if finished:
-        entries = finish(runs, share, variants, track, seeds, target, budget, say)
+        entries, without = finish(runs, share, variants, track, seeds, target, budget, say)
     elif until:
         adding = Adding(runs, share, variants, track, TOKENS, ALPHA, math.log1p(within))
         decisions, by_label, stopped = adding.run(until.from_now(), say)
@@ -116,7 +116,7 @@ def race(
         recipes=tuple(variants),
         entries=tuple(entries),
         effects=effects,
-        notes=(*notes, *more),
+        notes=(*without, *notes, *more),
     )
     found.write(out / "race.json")
     return found

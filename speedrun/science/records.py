@@ -10,8 +10,11 @@ What this cannot see, for all that is written down was written by the one who is
   with its hashes can begin from other weights, such as those of a longer run or of another seed;
   with rows of metrics rewritten too, no step need ever have been made. Only training again would
   tell.
-- Seconds, machine and Python are a run's own word. Seconds are held to each other, not to a clock:
-  whoever divides all of them by two is twice as fast.
+- Seconds, machine and Python are a run's own word, and so are the summary's speed, memory, device,
+  threads, torch, ranks and bits per byte. Seconds are held to each other, not to a clock: whoever
+  divides all of them by two is twice as fast.
+- A dataset too large to be hashed at every start is known by its manifest (`data/find.py`): its
+  shards can be others while a run is made.
 - Losses on the way are a run's own word: only the last weights are there to be evaluated.
 - Machines round differently, so weights may miss the loss that a run states by WITHIN, 0.002 nats:
   that much can be taken off in every file. What the board tests and shows is the loss found here;
@@ -26,6 +29,7 @@ What this cannot see, for all that is written down was written by the one who is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,6 +53,7 @@ WITHIN = 2e-3  # nats: CPUs of different makes, and GPUs, round differently
 UNFIT = (RuntimeError, SafetensorError, OSError, KeyError)
 TABLE = "embedding.weight"  # a row for each token, among the weights
 FEW = 10  # first steps, whose losses tell seeds apart
+NAME = r"[\w./+ -]{1,100}"  # of a recipe or a track
 
 
 class Broken(NamedTuple):
@@ -120,6 +125,8 @@ def read(run: RunFolder) -> Records:
         if summary is None:
             what = "has not finished" if run.config.exists() else "is not a run folder"
             raise RunError(f"{run.path} {what}: it has no summary.json")
+        for name, value in summary.as_dict().items():
+            _check_number(run, name, value, getattr(summary, name))
         config, place = run.load_config(), Environment.read(run.environment)
         if place is None:
             raise RunError(f"{run.path} has no environment.json")
@@ -140,6 +147,14 @@ def read(run: RunFolder) -> Records:
     except RecursionError:
         raise RunError(f"{run.path} holds JSON that is nested too deeply to be read") from None
     return Records(run, config, summary, place, saved, forced, rows, test)
+
+
+def _check_number(run: RunFolder, name: str, written: object, value: object) -> None:
+    """JSON has no NaN and no infinity, though Python reads them; names are of one line."""
+    if isinstance(value, float) and written is None:
+        raise RunError(f"{run.summary} states {name} = {value}, which is no number")
+    if name in ("recipe", "track") and not re.fullmatch(NAME, str(value)):
+        raise RunError(f"{run.summary} states {name} = {value!r}, which is no name")
 
 
 def broken(records: Records) -> Broken | None:

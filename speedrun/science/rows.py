@@ -192,8 +192,12 @@ def _wrong_crossing(looks: Sequence[Validated], config: Config, summary: Summary
             f"its validations reach the target after {crossed[1]} tokens, and tokens_to_target is "
             f"{stated[1]}"
         )
-    elif found and not abs(found.seconds - (summary.seconds_to_target or 0.0)) <= ROUNDED:
-        yield (
-            f"its validations reach the target after {found.seconds:.6f} s, and seconds_to_target "
-            f"is {summary.seconds_to_target}"
-        )
+    elif found:
+        for name, value, within in (
+            ("seconds_to_target", found.seconds, ROUNDED),
+            ("wall_seconds_to_target", found.wall_seconds, 2 * WALL_ROUNDED),
+            ("steps_to_target", found.steps, ROUNDED),
+        ):
+            stated_value = getattr(summary, name)
+            if stated_value is None or not abs(value - stated_value) <= within:
+                yield f"its validations give {value:.6f}, and {name} is {stated_value}"

@@ -7,45 +7,63 @@ where that mean is the true one. So it reaches 20 with a chance of at most 1 in 
 look (Ville's inequality): 1 / (the largest stake so far) is a p-value at any time, for any reason
 to stop.
 
-The stake is a Bayes factor of the t statistic with a normal prior of variance g on the effect in
-standard deviations (Gonen et al. 2005; as a bet Lindon et al., arXiv 2210.08589). It holds for
-normal differences of whatever spread, and switches may depend on each other, as they do when all
-are compared with the same runs. Few values that happen to be alike have a small spread, whatever
-they were drawn from, so no look counts before `fewest_pairs`.
+The bet is on signs. If a switch does nothing, the two runs of a pair could as well have changed
+places, so whatever the size of their difference, it is above 0 as often as below. A bet of b on
+"above" multiplies the stake by e^b / cosh b if it is and by e^-b / cosh b if it is not, which is 1
+on average. Large differences say more than small ones, so b is the difference in units of the root
+mean square of all so far, itself included, times a factor. Which factor is best depends on the
+effect; a seventh of the stake is on each of seven. Since a size tells nothing of its sign, this
+holds for differences of whatever distribution and spread, as long as it is the same to both sides;
+and switches may depend on each other, as they do when all are compared with the same runs.
+
+Against another mean m the bet is on the sign of (difference - m), and takes for granted that
+differences lie alike on both sides of their mean. A bet on "below m" loses on average where the
+mean is above m: of two differences alike far from it, the one above m is the farther from m, so it
+costs more than the other wins.
 
 A figure may be known to a cell alone, as a crossing between two validations is. How far into their
 cells the true figures lie is a share that seeds have in common, so every share has to be bet
-against. The stake is smallest, and the interval ends, where all differences are at the lower or all
-at the upper ends of their cells: those two rows of numbers are watched.
+against. The stake is nearly always smallest where all differences are at the lower or all at the
+upper ends of their cells. Five shares are watched, and the interval goes from end to end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from speedrun.science.stats import holm
 
-PRIOR = 5.0  # g: the larger, the fewer pairs settle a large effect, and the more a small one takes
-LARGEST_LOG = 700.0  # e^700 and e^-700 are floats, so no p-value is 0 and no factor infinite
+FACTORS = 2.0 ** np.arange(-1.0, 2.5, 0.5)  # 0.5 to 4: of a difference as large as is usual
+LARGEST_LOG = 700.0  # e^700 and e^-700 are floats, so no p-value is 0 and no stake infinite
+DISTANCES = np.geomspace(1e-3, 1e6, 145)  # from the mean, in standard errors, for intervals
+HALVINGS = 40
 CONTRADICTION = "earlier and later seeds contradict each other: no mean fits both"
 COARSE = "the figures are known less well than the margin asks, with any number of seeds"
 
 Verdict = Literal["helps", "hurts", "equal", "undecided"]
 P = float | None  # None: could not be asked
+Floats = NDArray[np.float64]
 
 
-def fewest_pairs(alpha: float, switches: int) -> int:
-    """As many as a sign test wants, all of them on one side, in a family of so many switches.
+@lru_cache
+def fewest_pairs(alpha: float, switches: int, *, equal: bool = False) -> int:
+    """How many it takes at least to decide one of so many switches, all of them on one side.
 
-    Differences of two runs that differ in nothing but luck are as often above 0 as below, whatever
-    their distribution, so that n of them lie on one side with a chance of 2^(1 - n).
+    A pair doubles a stake at most. An effect takes bets on both sides, half the stake on each; to
+    call it equal takes bets on one side, and enough pairs for an interval.
     """
-    return 1 + math.ceil(math.log2(max(1, switches) / alpha))
+    wanted = math.log((1 if equal else 2) * max(1, switches) / alpha)
+    ones = log_stakes(np.ones(math.ceil(4 * wanted) + 8))[0]
+    found = 1 + int(np.argmax(ones >= wanted))
+    return max(found, fewest_pairs(alpha, 1)) if equal else found
 
 
 @dataclass(frozen=True)
@@ -93,115 +111,108 @@ class Decision:
     note: str = ""  # why no number of seeds would settle it
 
 
-def log_bayes_factor(n: int, mean: float, spread: float, g: float = PRIOR) -> float:
-    """Log of the stake against a true mean of 0, from n, mean and sample standard deviation.
+def log_stakes(differences: ArrayLike, mean: ArrayLike = 0.0) -> tuple[Floats, Floats]:
+    """Logs of the stakes on "above" and on "below" a mean after each difference.
 
-    Written with n mean^2 and (n - 1) spread^2 in place of their ratio t^2 / (n - 1): so no spread
-    at all needs no case of its own, it is the limit of a small one.
+    Of several means, in a column, each has a row.
     """
-    if n < 2:
-        return 0.0
-    grown = 1.0 + n * g
-    signal, noise = abs(mean) * math.sqrt(n), spread * math.sqrt(n - 1)
-    scale = max(signal, noise)
-    if scale == 0.0:
-        return -0.5 * math.log(grown)
-    signal, noise = (signal / scale) ** 2, (noise / scale) ** 2
-    gain = math.log((signal + noise) / (signal / grown + noise))
-    return min(LARGEST_LOG, 0.5 * (n * gain - math.log(grown)))
+    off = np.asarray(differences, np.float64) - np.asarray(mean, np.float64)
+    largest = np.abs(off).max(axis=-1, initial=0.0, keepdims=True)  # so that no square overflows
+    off = np.divide(off, largest, out=np.zeros_like(off), where=largest > 0)
+    usual = np.sqrt(np.cumsum(off * off, axis=-1) / np.arange(1, off.shape[-1] + 1))
+    off = np.divide(off, usual, out=np.zeros_like(off), where=usual > 0)
+    bets = off[..., None] * FACTORS
+    size = np.abs(bets)
+    log_cosh = size + np.log1p(np.exp(-2 * size)) - math.log(2)
+    won = np.cumsum(bets, axis=-2)
+    paid = np.cumsum(log_cosh, axis=-2)
+    above, below = (np.logaddexp.reduce(side - paid, axis=-1) for side in (won, -won))
+    return above - math.log(len(FACTORS)), below - math.log(len(FACTORS))
 
 
-def _prefixes(differences: Sequence[float]) -> Iterator[tuple[int, float, float]]:
-    """n, mean and sample deviation of the first n, for every n.
-
-    Welford's update: squares of deviations only grow, and equal values have a spread of exactly 0.
-    """
-    mean = squares = 0.0
-    for n, value in enumerate(differences, start=1):
-        if not math.isfinite(value):
-            raise ValueError(f"difference {n} is {value}: a mean of it says nothing")
-        step = value - mean
-        mean += step / n
-        squares += step * (value - mean)
-        yield n, mean, math.sqrt(squares / (n - 1)) if n > 1 else 0.0
+def log_stake(differences: ArrayLike, mean: ArrayLike = 0.0) -> Floats:
+    """Half of it on each side: against a true mean of `mean`, after each difference."""
+    half = np.logaddexp(*log_stakes(differences, mean)) - math.log(2)
+    return np.asarray(np.minimum(half, LARGEST_LOG))
 
 
-def bayes_factor(differences: Sequence[float], mean: float = 0.0, g: float = PRIOR) -> float:
-    """The stake against a true mean of `mean` after all differences; 1 before the second."""
-    log = 0.0
-    for n, centre, spread in _prefixes(differences):
-        log = log_bayes_factor(n, centre - mean, spread, g)
-    return math.exp(log)
-
-
-def evidence(differences: Sequence[float], mean: float = 0.0, g: float = PRIOR) -> float:
-    """The largest stake against `mean` at any look, the first one of 1 included.
+def evidence(differences: Sequence[float], mean: float = 0.0) -> float:
+    """The largest stake against `mean` at any look, the beginning of 1 included.
 
     1 / evidence is a p-value however often and for whatever reason one looked.
     """
-    looks = _prefixes(differences)
-    return math.exp(max((log_bayes_factor(n, m - mean, s, g) for n, m, s in looks), default=0.0))
+    return math.exp(max(0.0, log_stake(_checked(differences), mean).max(initial=0.0)))
 
 
-def equality_evidence(differences: Sequence[float], margin: float, g: float = PRIOR) -> float:
+def equality_evidence(differences: Sequence[float], margin: float) -> float:
     """The largest stake at any look against a true mean of `margin` or more from 0.
 
-    A look counts if its mean is within the margin, with the smaller of its stakes against both
-    ends. A true mean beyond an end makes such a look rarer than one on it: shift the data over.
+    Of a look counts the smaller of the stakes on "below the margin" and "above its negative".
     """
-    looks = _prefixes(differences)
-    return math.exp(max((_log_equal(n, m, s, margin, g) for n, m, s in looks), default=0.0))
+    return math.exp(max(0.0, _log_equal(_checked(differences), margin).max(initial=0.0)))
 
 
-def _log_equal(n: int, mean: float, spread: float, margin: float, g: float) -> float:
-    """Of one look, and 0, the stake's beginning, for a look that does not count."""
-    if abs(mean) >= margin:
-        return 0.0
-    # The stake grows with the distance, so the smaller one is that against the nearer end.
-    return log_bayes_factor(n, margin - abs(mean), spread, g)
+def _log_equal(differences: Floats, margin: float) -> Floats:
+    below = log_stakes(differences, margin)[1]
+    above = log_stakes(differences, -margin)[0]
+    return np.asarray(np.minimum(np.minimum(below, above), LARGEST_LOG))
 
 
-@lru_cache(maxsize=4096)
-def critical_t(n: int, alpha: float = 0.05, g: float = PRIOR) -> float | None:
-    """The |t| at which n differences bring the stake to 1 / alpha; None: none is large enough."""
-    if n < 2:
+def _checked(differences: Sequence[float]) -> Floats:
+    for n, value in enumerate(differences, start=1):
+        if not math.isfinite(value):
+            raise ValueError(f"difference {n} is {value}: a mean of it says nothing")
+    return np.asarray(differences, np.float64)
+
+
+@lru_cache(maxsize=1 << 14)
+def _not_excluded(differences: tuple[float, ...], alpha: float) -> tuple[float, float] | None:
+    """The outermost means against which the stake is below 1 / alpha; None: there is no bound.
+
+    Seen from the mean outwards on a grid, and between two of its points by halving.
+    """
+    wanted, n = -math.log(alpha), len(differences)
+    if n < fewest_pairs(alpha, 1):
         return None
-    grown = 1.0 + n * g
-    # B = 1 / alpha is (1 + x) / (1 + x / grown) = wanted, where x = t^2 / (n - 1).
-    wanted = math.exp((0.5 * math.log(grown) - math.log(alpha)) * 2.0 / n)
-    if wanted >= grown:
-        return None
-    return math.sqrt((n - 1) * (wanted - 1.0) / (1.0 - wanted / grown))
+    row = np.asarray(differences)
+    centre = float(row.mean())
+    step = max(float(row.std()) / math.sqrt(n), abs(centre) * 2.0**-52, 1e-290)
+    ends = []
+    for side in (-1.0, 1.0):
+        away = np.concatenate([[0.0], DISTANCES]) * step * side
+        held = np.flatnonzero(log_stake(row, (centre + away)[:, None])[:, -1] < wanted)
+        if len(held) and held[-1] == len(away) - 1:
+            return None
+        inner, outer = (away[held[-1]], away[held[-1] + 1]) if len(held) else (0.0, 0.0)
+        for _ in range(HALVINGS):
+            middle = (inner + outer) / 2
+            if log_stake(row, centre + middle)[-1] < wanted:
+                inner = middle
+            else:
+                outer = middle
+        ends.append(centre + float(outer))
+    return ends[0], ends[1]
 
 
-Ends = tuple[tuple[float, float], ...]  # mean and deviation at each end of the cells
-
-
-def _ends(
-    differences: Sequence[float], cells: Sequence[float] | None
-) -> Iterator[tuple[int, Ends]]:
-    """n, and mean and deviation of the first n, with all at the lower and all at the upper ends.
+def _rows(differences: Sequence[float], cells: Sequence[float] | None) -> list[Floats]:
+    """All differences at the lower ends of their cells first, and all at the upper ends last.
 
     `cells` are half as wide as what each difference is known to; None: they are exact, and there
-    is one end.
+    is one row.
     """
+    exact = _checked(differences)
     if cells is None:
-        for n, mean, spread in _prefixes(differences):
-            yield n, ((mean, spread),)
-        return
-    lower = _prefixes([d - half for d, half in zip(differences, cells, strict=True)])
-    upper = _prefixes([d + half for d, half in zip(differences, cells, strict=True)])
-    for (n, *low), (_, *high) in zip(lower, upper, strict=True):
-        yield n, ((low[0], low[1]), (high[0], high[1]))
+        return [exact]
+    half = np.array([one for one, _ in zip(cells, differences, strict=True)], np.float64)
+    return [exact + share * half for share in (-1.0, -0.5, 0.0, 0.5, 1.0)]
 
 
-def _narrowed(so_far: Interval, n: int, ends: Ends, alpha: float, g: float) -> Interval:
-    t = critical_t(n, alpha, g)
-    if t is None:
+def _narrowed(so_far: Interval, rows: Sequence[Floats], n: int, alpha: float) -> Interval:
+    lower, upper = (_not_excluded(tuple(row[:n].tolist()), alpha) for row in (rows[0], rows[-1]))
+    if lower is None or upper is None:
         return so_far
     # Either end of the cells may be where the interval ends: the spread differs between them.
-    low = min(mean - t * spread / math.sqrt(n) for mean, spread in ends)
-    high = max(mean + t * spread / math.sqrt(n) for mean, spread in ends)
+    low, high = min(lower[0], upper[0]), max(lower[1], upper[1])
     if so_far.empty:
         return Interval(low, high, empty=True)
     both_low = low if so_far.low is None else max(low, so_far.low)
@@ -212,10 +223,7 @@ def _narrowed(so_far: Interval, n: int, ends: Ends, alpha: float, g: float) -> I
 
 
 def confidence_sequence(
-    differences: Sequence[float],
-    alpha: float = 0.05,
-    g: float = PRIOR,
-    cells: Sequence[float] | None = None,
+    differences: Sequence[float], alpha: float = 0.05, cells: Sequence[float] | None = None
 ) -> Interval:
     """Means against which no look's stake has reached 1 / alpha: one interval for each look, cut.
 
@@ -224,9 +232,9 @@ def confidence_sequence(
     or have wild outliers). Then the last look's own interval is given and said to be `empty`: it
     describes the data, it promises nothing. Once empty stays empty.
     """
-    found = Interval(None, None)
-    for n, ends in _ends(differences, cells):
-        found = _narrowed(found, n, ends, alpha, g)
+    rows, found = _rows(differences, cells), Interval(None, None)
+    for n in range(1, len(differences) + 1):
+        found = _narrowed(found, rows, n, alpha)
     return found
 
 
@@ -234,28 +242,33 @@ def watch(
     differences: Sequence[float],
     alpha: float = 0.05,
     margin: float | None = 0.01,
-    g: float = PRIOR,
     cells: Sequence[float] | None = None,
-    fewest: int = 2,
+    *,
+    intervals: bool = True,
 ) -> list[Look]:
-    """Every look at one switch, from the first difference to the last, in one pass.
+    """Every look at one switch, from the first difference to the last.
 
-    p-values stay 1 before the `fewest`-th, the interval is told from the start.
+    Without `intervals` they are not asked for: they take most of the time.
     """
+    rows = _rows(differences, cells)
+    stakes = np.minimum.reduce([log_stake(row) for row in rows])
+    equals = np.zeros_like(stakes)
+    if margin is not None:
+        equals = np.minimum.reduce([_log_equal(row, margin) for row in rows])
+        equals[: fewest_pairs(alpha, 1) - 1] = 0.0  # before there is an interval
+    counts = np.arange(1, len(differences) + 1)
+    means = np.array([np.cumsum(row) / counts for row in rows])
     found: list[Look] = []
-    interval, effect, equal, above = Interval(None, None), 0.0, 0.0, False
-    for n, ends in _ends(differences, cells):
-        interval = _narrowed(interval, n, ends, alpha, g)
-        means = [mean for mean, _ in ends]
-        if n >= fewest:
-            if min(means) > 0 or max(means) < 0:
-                against = min(log_bayes_factor(n, *end, g) for end in ends)
-                if against > effect:
-                    effect, above = against, means[0] > 0
-            if margin is not None:
-                equal = max(equal, min(_log_equal(n, *end, margin, g) for end in ends))
+    interval, effect, above, equal = Interval(None, None), 0.0, True, 0.0
+    for n in counts.tolist():
+        here = means[:, n - 1]
+        if intervals:
+            interval = _narrowed(interval, rows, n, alpha)
+        if (here.min() > 0 or here.max() < 0) and stakes[n - 1] > effect:
+            effect, above = float(stakes[n - 1]), bool(here[0] > 0)
+        equal = max(equal, float(equals[n - 1]))
         p_equal = None if margin is None else math.exp(-equal)
-        found.append(Look(n, sum(means) / len(means), interval, math.exp(-effect), above, p_equal))
+        found.append(Look(n, float(here.mean()), interval, math.exp(-effect), above, p_equal))
     return found
 
 
@@ -318,7 +331,6 @@ def decide(
     family: Mapping[str, Sequence[float]],
     alpha: float = 0.05,
     margin: float | None = 0.01,
-    g: float = PRIOR,
     cells: Mapping[str, Sequence[float]] | None = None,
     figure: str = "a loss",
 ) -> dict[str, Decision]:
@@ -333,7 +345,7 @@ def decide(
     speak of the seeds that went well. It is not taken for a large one either, for it may be the
     recipe that diverged. The switch is undecided with a note, and so is one whose looks contradict
     each other, or whose cells are wider than the margin and leave the side open. All count in the
-    family. Fewer than `fewest_pairs` differences say nothing, and count too.
+    family.
 
     The sign is that of the strongest look. A wrong one needs a true mean outside the interval of
     that level. At alpha / m the promise above includes it; at Holm's larger levels, which need
@@ -347,13 +359,13 @@ def decide(
     halves: Mapping[str, Sequence[float] | None] = cells or dict.fromkeys(family)
     for name, differences in family.items():
         lost = sum(not math.isfinite(difference) for difference in differences)
-        looks = [] if lost else watch(differences, alpha, margin, g, halves[name], fewest)
+        looks = [] if lost else watch(differences, alpha, margin, halves[name])
         latest.append(looks[-1] if looks else None)
         if lost:
             notes.append(f"{lost} of {len(differences)} pairs have a run without {figure}")
         elif looks and looks[-1].interval.empty:
             notes.append(CONTRADICTION)
-        elif looks and looks[-1].n >= fewest and _too_coarse(looks[-1], halves[name], margin):
+        elif len(looks) >= fewest and _too_coarse(looks[-1], halves[name], margin):
             notes.append(COARSE)
         else:
             notes.append("")
@@ -365,7 +377,7 @@ def decide(
         alone = together = Interval(None, None)
         if look is not None:
             alone = look.interval
-            together = confidence_sequence(differences, alpha / len(family), g, halves[name])
+            together = confidence_sequence(differences, alpha / len(family), halves[name])
         decisions[name] = Decision(
             n=len(differences),
             mean=None if look is None else look.mean,

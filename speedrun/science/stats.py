@@ -113,14 +113,12 @@ def below_target(
 ) -> tuple[float | None, float | None]:
     """One-sided one-sample t-test from its sufficient statistics; H0: the mean is at the target.
 
-    Gives t and p = P(a mean this low, were the true one the target). One run has no spread, so no
-    test. No spread at all is the limit of a small one: as good as certain on either side of the
-    target, even odds exactly on it.
+    Gives t and p = P(a mean this low, were the true one the target), the public rule's, without
+    cells. One run has no spread, so no test; nor have equal values, which are copies or rounded
+    too far to tell how runs differ.
     """
-    if spread is None:
+    if not spread:
         return None, None
-    if spread == 0.0:
-        return None, 0.5 if centre == target else max(SMALLEST_P, float(centre > target))
     t = (centre - target) / (spread / math.sqrt(n))
     return t, max(float(stdtr(n - 1, t)), SMALLEST_P)
 

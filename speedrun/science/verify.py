@@ -6,7 +6,7 @@ z-test of the speedrun's optimizer track takes its place, (target - mean) sqrt(n
 and even one run can pass. Corner cases:
 
 one run, no sigma    no spread, so no test: t and p are null, the claim does not hold
-no variance          p is 0 below the target, 1 above, 0.5 on it; t is null, being infinite
+no variance          copies, or rounded too far: t and p are null, the claim does not hold
 NaN or infinity      a diverged run counts: mean, t and p are null, the claim does not hold
 nothing to test      misuse: no run, an empty file, a missing column, text for a number
 several datasets     misuse: losses on different texts have no mean
@@ -100,7 +100,10 @@ def verify(
                     "one run has no spread to test with; add runs, or --sigma if it is known"
                 )
             elif std == 0.0:
-                said.append(f"all {n} losses are equal; are they different runs?")
+                said.append(
+                    f"all {n} losses are equal, so they have no spread to test with; give "
+                    "different runs, or more digits"
+                )
     holds = p is not None and p < alpha
     return Verdict(n, mean, std, t, p, holds, test, target, alpha, sigma, tuple(said))
 

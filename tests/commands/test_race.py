@@ -117,9 +117,7 @@ def test_the_table_of_an_ablation(capsys: Output) -> None:
         "+0.1250 nats [+0.1000, +0.1500] 0.001 0.002 decided",
     ]
     assert rows["seconds_to_target:"] == ["no pair of runs has it"]
-    assert rows["norm"] == [
-        "-0.0100 nats [-0.5000, +0.4800] 0.9 0.9 undecided: about 17 more seeds"
-    ]
+    assert rows["norm"] == ["-0.0100 nats [-0.5000, +0.4800] 0.9 0.9 undecided: about 20 new seeds"]
     assert rows["skip"] == ["+0.0000 nats 1 1 undecided"]
 
 
@@ -138,8 +136,8 @@ def test_requests_pass_through_and_a_page_is_written(
     monkeypatch.setattr(command, "race", lambda **words: fake(RACE, "race.json", **words))
     monkeypatch.setattr(command, "ablate", lambda **words: fake(ABLATION, "ablation.json", **words))
     race_request: dict[str, Any] = {
-        "recipes": ["slow", "fast"], "seeds": 2, "budget": 9, "out": tmp_path,
-        "overrides": ["a=1"], "jobs": 2, "until": [], "margin": None,
+        "recipes": ["modern", "best"], "seeds": 2, "budget": 9, "out": tmp_path,
+        "overrides": ["train.seed=1"], "jobs": 2, "until": [], "margin": None,
     }  # fmt: skip
     command.race_command(**race_request, tracks=["nano"], finish=True, tuned="12")
     ablation_request: dict[str, Any] = {
@@ -160,9 +158,9 @@ def test_an_ablation_on_several_tracks_says_where_they_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     verdicts: dict[str, dict[str, Any]] = {
-        "small": {"cap": "helps", "norm": "helps", "skip": "equal", "mask": "equal", "one": "helps",
+        "nano": {"cap": "helps", "norm": "helps", "skip": "equal", "mask": "equal", "one": "helps",
                   "late": "undecided"},
-        "large": {"cap": "helps", "norm": "hurts", "skip": "equal", "mask": "hurts",
+        "pico": {"cap": "helps", "norm": "hurts", "skip": "equal", "mask": "hurts",
                   "late": "helps"},
     }  # fmt: skip
 
@@ -182,10 +180,10 @@ def test_an_ablation_on_several_tracks_says_where_they_agree(
         "recipe": "modern", "seeds": None, "switches": [], "out": tmp_path, "alpha": 0.05,
         "margin": 0.01, "overrides": [], "jobs": None, "until": ["1h"],
     }  # fmt: skip
-    for track in ("small", "large"):
+    for track in ("nano", "pico"):
         (tmp_path / track).mkdir()
-    command.ablate_command(**request, tracks=["small", "large"])
-    text = capsys.readouterr().out.partition("side by side: modern on small, modern on large")[2]
+    command.ablate_command(**request, tracks=["nano", "pico"])
+    text = capsys.readouterr().out.partition("side by side: modern on nano, modern on pico")[2]
     rows = {name: found[0] for name, found in rows_of(text).items()}
     assert rows["cap"] == "+0.5000 helps +0.5000 helps agree"
     assert rows["norm"] == "+0.5000 helps -0.5000 hurts opposite"
@@ -195,7 +193,16 @@ def test_an_ablation_on_several_tracks_says_where_they_agree(
     assert rows["late"] == "+0.5000 undecided +0.5000 helps open"
     assert "decided on all: 4 of 6, of which 2 agree and 1 point the other way" in text
     assert "; 1 have an effect on one track and none on another" in text
-    for track in ("small", "large"):
+    for track in ("nano", "pico"):
         assert (tmp_path / track / "ablation.html").exists()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "small.toml").write_text('extends = "nano"\n')
+    twice = [str(tmp_path / folder / "small.toml") for folder in ("a", "b")]
     with pytest.raises(ConfigError, match="two files of one name"):
-        command.ablate_command(**request, tracks=["a/small.toml", "b/small.toml"])
+        command.ablate_command(**request, tracks=twice)
+    asked: list[str] = []
+    monkeypatch.setattr(command, "ablate", lambda **words: asked.append(words["track"]))
+    with pytest.raises(ConfigError, match="track 'picco' is not known"):
+        command.ablate_command(**request, tracks=["nano", "picco"])
+    assert asked == [], "before the first has taken hours"

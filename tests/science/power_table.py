@@ -1,20 +1,21 @@
 """How many pairs the watched test wants: `python -m tests.science.power_table` prints docs' table.
 
-All in standard deviations of a paired difference, one switch, alpha 0.05. The stake reaches 20
-exactly where |t| reaches `critical_t`, which lets numpy watch all experiments at once.
+All in standard deviations of a paired difference, one switch, alpha 0.05.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speedrun.science.sequential import critical_t, fewest_pairs
+from speedrun.science.sequential import log_stake, log_stakes
 from speedrun.science.stats import paired_power
 
 SIMULATIONS = 20_000
+AT_ONCE = 1000
 EFFECTS = (0.0, 0.5, 1.0, 2.0, 4.0)
 PAIRS = (10, 20, 30)
 FIXED = (5, 10, 20)
@@ -25,36 +26,25 @@ ALPHA = 0.05
 Floats = NDArray[np.float64]
 
 
-def moments(draws: Floats) -> tuple[Floats, Floats]:
-    """Mean and its standard error after each pair; columns are pairs, and the first has none."""
-    n = np.arange(1, draws.shape[1] + 1)
-    mean = np.cumsum(draws, axis=1) / n
-    squares = np.cumsum(draws**2, axis=1) - n * mean**2
-    return mean[:, 1:], np.sqrt(squares[:, 1:] / (n[1:] - 1) / n[1:])
-
-
-def critical(pairs: int) -> Floats:
-    """The |t| to reach after 2, 3, ... pairs, infinite where none is enough or no look counts."""
-    fewest = fewest_pairs(ALPHA, 1)
-    needed = (critical_t(n, ALPHA) if n >= fewest else None for n in range(2, pairs + 1))
-    return np.array([math.inf if t is None else t for t in needed])
-
-
-def decided_at(found: NDArray[np.bool_]) -> Floats:
-    """Pairs until the first look that found it; infinite for none. Looks begin with two pairs."""
-    return np.where(found.any(axis=1), found.argmax(axis=1) + 2, np.inf)
+def pairs_until(stakes: Callable[[Floats], Floats], draws: Floats) -> Floats:
+    """Pairs until the log of the stake reaches 20 in each row of draws; infinite for never."""
+    found = []
+    for rows in np.array_split(draws, math.ceil(len(draws) / AT_ONCE)):
+        reached = stakes(rows) >= -math.log(ALPHA)
+        found.append(np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, np.inf))
+    return np.concatenate(found)
 
 
 def pairs_to_effect(effect: float, simulations: int, pairs: int) -> Floats:
     draws = np.random.default_rng(1).normal(effect, 1.0, size=(simulations, pairs))
-    mean, error = moments(draws)
-    return decided_at(np.abs(mean) / error >= critical(pairs))
+    return pairs_until(log_stake, draws)
 
 
 def pairs_to_equal(margin: float, simulations: int, pairs: int) -> Floats:
     draws = np.random.default_rng(2).normal(0.0, 1.0, size=(simulations, pairs))
-    mean, error = moments(draws)
-    return decided_at((margin - np.abs(mean)) / error >= critical(pairs))
+    return pairs_until(
+        lambda rows: np.minimum(log_stakes(rows, margin)[1], log_stakes(rows, -margin)[0]), draws
+    )
 
 
 def percent(share: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -224,8 +225,46 @@ def as_long_as_it_took(board: Board, tmp: Path) -> list[Path]:
 
 def one_seed_rounded_differently(board: Board, tmp: Path) -> list[Path]:
     again = board.train(tmp / "again", "machine.microbatch=1", seed=0)
+    edit_config(again, "machine.microbatch=0")
     change_seed(again, 3)
     return [*board.honest, again]
+
+
+def the_best_of_many_roundings(board: Board, tmp: Path) -> list[Path]:
+    return [*board.honest[:2], board.train(tmp / "again", "machine.microbatch=1", seed=2)]
+
+
+def one_run_of_another_machine(board: Board, tmp: Path) -> list[Path]:
+    runs = board.copies(tmp)
+    edit_environment(runs[2], cpu="a faster one")
+    return runs
+
+
+def begun_on_another_machine(board: Board, tmp: Path) -> list[Path]:
+    runs = board.copies(tmp)
+    edit_environment(runs[2], earlier=[{"cpu": "a faster one"}])
+    return runs
+
+
+def seconds_that_are_no_number(board: Board, tmp: Path) -> list[Path]:
+    runs = board.copies(tmp)
+    file = runs[2] / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "wall_seconds": math.nan}))
+    return runs
+
+
+def a_name_that_draws_on_the_table(board: Board, tmp: Path) -> list[Path]:
+    runs = board.copies(tmp)
+    for run in runs:
+        edit_summary(run, recipe="best\n\x1b[2J")
+        edit_config(run, recipe="best\n\x1b[2J")
+    return runs
+
+
+def earlier_at_the_target(board: Board, tmp: Path) -> list[Path]:
+    runs = board.copies(tmp)
+    edit_summary(runs[2], steps_to_target=1.0)
+    return runs
 
 
 def the_best_seeds_of_many(board: Board, tmp: Path) -> list[Path]:
@@ -288,6 +327,12 @@ def sharing_the_machine(board: Board, tmp: Path) -> list[Path]:
         (all_seeds_but_the_first, "every seed once", "found 1, 2"),
         (other_weights, "whole records", "model.safetensors does not match its SHA-256"),
         (sharing_the_machine, "own machine", "one of 2 at a time"),
+        (the_best_of_many_roundings, "same recipe", "machine.microbatch is 1 in"),
+        (one_run_of_another_machine, "one machine", "cpu is 'a faster one' in"),
+        (begun_on_another_machine, "one machine", "was begun on another"),
+        (seconds_that_are_no_number, "whole records", "states wall_seconds = nan"),
+        (a_name_that_draws_on_the_table, "whole records", "which is no name"),
+        (earlier_at_the_target, "adds up", "steps_to_target is 1.0"),
     ],
 )
 def test_attempts_to_fool_the_board(

@@ -57,13 +57,13 @@ def followed(looks: Sequence[Sequence[Look]], alpha: float = ALPHA) -> list[str]
     return verdicts
 
 
-def watch(row: Sequence[float], margin: float | None, switches: int = SWITCHES) -> list[Look]:
-    fewest = sequential.fewest_pairs(ALPHA, switches)
-    return sequential.watch(row, ALPHA, margin, fewest=fewest)
+def watch(row: Sequence[float], margin: float | None) -> list[Look]:
+    """Without intervals: they can only keep a verdict back, where looks contradict each other."""
+    return sequential.watch(row, ALPHA, margin, intervals=False)
 
 
 def watched(family: Floats, margin: float | None) -> list[str]:
-    return followed([watch(row, margin, len(family)) for row in family.tolist()])
+    return followed([watch(row, margin) for row in family.tolist()])
 
 
 def share_with(
@@ -77,7 +77,7 @@ EFFECT = ("helps", "hurts")
 
 def test_the_shortcut_of_the_simulations_is_decide_after_every_seed() -> None:
     effects = SPREAD * np.array([0, 0, 0, 0.5, 1, -1, 2, -4])
-    for family in families(300, effects.tolist(), seed=11, seeds=14):
+    for family in families(20, effects.tolist(), seed=11, seeds=14):
         rows = {str(i): row for i, row in enumerate(family.tolist())}
         have = dict.fromkeys(rows, 2)
         for _ in range(2, 15):
@@ -144,10 +144,10 @@ def test_differences_that_are_not_normal(
     draw: Callable[[np.random.Generator, tuple[int, ...]], Floats], switches: int
 ) -> None:
     """Alike on both sides of 0, as the differences of two runs are that differ by luck alone."""
-    count = 2400 // switches
+    count = 8000 // switches
     drawn = draw(np.random.default_rng(4), (count, switches, SEEDS))
     found = [watched(family, None) for family in drawn]
-    assert share_with(found, EFFECT, range(switches)) <= ALPHA + 2 * math.sqrt(ALPHA / count)
+    assert share_with(found, EFFECT, range(switches)) <= ALPHA
 
 
 def test_an_ordinary_t_test_watched_alike_is_wrong_far_more_often() -> None:
@@ -156,11 +156,13 @@ def test_an_ordinary_t_test_watched_alike_is_wrong_far_more_often() -> None:
     n = np.arange(2, SEEDS + 1)
     wrong = []
     for family in drawn:
-        mean, error = power_table.moments(family)
-        p = np.minimum.accumulate(2 * stdtr(n - 1, -np.abs(mean / error)), axis=1)
+        mean = np.cumsum(family, axis=1)[:, 1:] / n
+        squares = np.cumsum(family**2, axis=1)[:, 1:] - n * mean**2
+        t = mean / np.sqrt(squares / (n - 1) / n)
+        p = np.minimum.accumulate(2 * stdtr(n - 1, -np.abs(t)), axis=1)
         looks = [
             [look if look.n < 2 else replace(look, p=float(row[look.n - 2]))
-             for look in sequential.watch(differences, ALPHA, None)]
+             for look in watch(differences, None)]
             for differences, row in zip(family.tolist(), p, strict=True)
         ]  # fmt: skip
         wrong.append([followed(looks), followed(looks[:1])])
@@ -169,9 +171,9 @@ def test_an_ordinary_t_test_watched_alike_is_wrong_far_more_often() -> None:
 
 
 def test_false_alarms_are_not_rarer_than_they_need_be() -> None:
-    """One switch watched to 30 pairs, from the sixth on, with 5% allowed."""
+    """One switch watched to 30 pairs, with 5% allowed."""
     at = power_table.pairs_to_effect(0.0, 20_000, 30)
-    assert 0.015 < np.isfinite(at).mean() < 0.023
+    assert 0.025 < np.isfinite(at).mean() < 0.04
 
 
 def test_a_switch_that_left_with_its_verdict_would_break_the_promise() -> None:

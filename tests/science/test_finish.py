@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +100,39 @@ def test_a_run_that_diverged_is_above_the_target() -> None:
     for _ in range(30):
         for place in search.wanted():
             steps = search.steps(place)
-            search.runs[place] = entry(None if steps < 150 else 5.0 - steps / 300)
+            search.runs[place] = entry(None if steps < 130 else 5.0 - steps / 300)
     found = search.result(1)
     assert found is not None
     assert 290 <= (found.steps_to_target or 0) <= 310
+
+
+def test_why_there_is_no_figure() -> None:
+    def ended(loss: Callable[[int], float | None], most: int = 1000) -> Search:
+        search = Search(100, most, target=4.0)
+        for _ in range(40):
+            for place in search.wanted():
+                search.runs[place] = entry(loss(search.steps(place)))
+        assert search.result(1) is None
+        return search
+
+    always = ended(lambda _: 3.0)
+    assert always.why_not == "ends below the target with 4 steps, and none shorter was tried"
+    assert ended(lambda _: 5.0, most=200).why_not.startswith("ends above the target with 1")
+    lost = ended(lambda _: None)
+    assert (lost.why_not, len(lost.runs)) == ("diverged at each of 4 lengths", 4)
+
+
+def test_a_shorter_run_that_reached_the_target_is_not_passed_over() -> None:
+    """Where luck has it that the next longer one does not."""
+    search = Search(100, 1000, target=4.0, both=True)
+    luck = {100: 3.99, 110: 4.01}
+    for _ in range(30):
+        for place in search.wanted():
+            steps = search.steps(place)
+            search.runs[place] = entry(luck.get(steps, 4.0 - math.log(steps / 96)))
+    found = search.result(1)
+    assert found is not None
+    assert 90 < (found.steps_to_target or 0) <= 100
 
 
 class Drawn:

@@ -10,6 +10,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from speedrun.commands.verify import leaderboard_command
 from speedrun.data.find import find_dataset
 from speedrun.data.shards import PUBLIC_EOT
 from speedrun.errors import ConfigError, DataError, RunError
@@ -255,6 +256,47 @@ def test_every_rule_that_is_named_has_a_text() -> None:
         assert any(f'"{rule}"' in source for source in sources)
 
 
-def test_machine_settings_may_differ_within_an_entry(board: Board, tmp_path: Path) -> None:
-    last = board.train(tmp_path / "run", "machine.microbatch=2", seed=2)
-    assert check([*board.honest[:2], last], ALPHA).n == 3
+def test_other_code_and_changed_recipes_are_shown(
+    board: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "board.json"
+    assert submit(board.honest, file, ALPHA).changes == ()
+    changed = board.three(tmp_path / "changed", "model.softcap=20.0", "optimizer.head.lr=0.01")
+    entry = submit(changed, file, ALPHA)
+    assert entry.changes is not None
+    assert {"model.softcap=20.0", "optimizer.head.lr=0.01"} <= {*entry.changes}
+    renamed = board.copies(tmp_path / "renamed")
+    for name, said in (("baseline", "model.tied_head=false"), ("record-18", "another recipe")):
+        for run in renamed:
+            edit_summary(run, recipe=name)
+            edit_config(run, recipe=name)
+        changes = submit(renamed, file, ALPHA).changes
+        assert changes is not None
+        assert any(said in change for change in changes), "what it has of that is the name"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leaderboard, "code_hash", lambda: "0" * 64)
+        assert "made by other code" in submit(board.honest, file, ALPHA).unchecked
+    leaderboard_command(file=file)
+    said = capsys.readouterr().out
+    assert "model.softcap=20.0" in said
+    assert " more" in said
+    assert "unchecked: made by other code" in said
+
+
+def test_a_board_that_could_not_be_read_again_is_not_written(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "board.json"
+    submit(board.honest, file, ALPHA)
+    before = file.read_text()
+    entry = read(file)[0].model_copy(update={"track": "other", "wall_seconds": float("nan")})
+    monkeypatch.setattr(leaderboard, "check", lambda *_: entry)
+    with pytest.raises(ConfigError, match="wall_seconds"):
+        submit(board.honest, file, ALPHA)
+    assert file.read_text() == before
+
+
+def test_every_refusal_says_what_to_do(board: Board, tmp_path: Path) -> None:
+    assert leaderboard.TO_DO.keys() == RULES.keys()
+    with pytest.raises(RunError, match="; train the seeds from 0 on"):
+        check(board.honest[1:], ALPHA)

@@ -77,7 +77,7 @@ def go(tiny_dataset: Path, out: Path, until: str, **how: float) -> Ablation:
 def test_seeds_are_added_to_what_is_undecided(
     tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Made(monkeypatch, noise=0.005)
+    made = Made(monkeypatch, noise=0.008)
     found = go(tiny_dataset, tmp_path, "decided")
     verdicts = {effect.switch: effect.verdict for effect in found.effects}
     assert verdicts == dict(zip(EFFECTS, ("helps", "equal", "hurts"), strict=True))

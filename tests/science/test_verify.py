@@ -53,13 +53,11 @@ def test_one_run_is_not_enough_without_sigma() -> None:
     assert "one run" in verdict.notes[0]
 
 
-@pytest.mark.parametrize(("loss", "p"), [(3.27, 0.0), (3.28, 0.5), (3.29, 1.0)])
-def test_no_variance(loss: float, p: float) -> None:
+@pytest.mark.parametrize("loss", [3.27, 3.28, 3.29])
+def test_equal_losses_prove_nothing(loss: float) -> None:
+    """Copies of a run, or losses of too few digits."""
     verdict = verify([loss] * 3, 3.28)
-    assert verdict.p
-    assert verdict.p == pytest.approx(p, abs=1e-300)
-    assert (verdict.t, verdict.std) == (None, 0.0)
-    assert verdict.holds == (p == 0.0)
+    assert (verdict.holds, verdict.p, verdict.t, verdict.std) == (False, None, None, 0.0)
     assert "equal" in verdict.notes[0]
 
 

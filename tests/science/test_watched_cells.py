@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats as reference
 
 from speedrun.science import sequential
 from tests.science.test_sequential import ALPHA, spread_out
@@ -26,15 +24,9 @@ def test_cells_are_bet_against_at_every_share(
     exact = sequential.watch(within, ALPHA, 1.5)[-1]
     assert look.p >= exact.p * (1 - 1e-9)
     assert (look.p_equal or 0) >= (exact.p_equal or 0) * (1 - 1e-9)
-    for n in range(2, len(differences) + 1):
-        if (t := sequential.critical_t(n, ALPHA)) is None:
-            continue
-        mean, half = float(np.mean(within[:n])), t * float(reference.sem(within[:n]))
-        wide = sequential.confidence_sequence(differences[:n], ALPHA, cells=cells[:n])
-        assert wide.empty or (wide.low is not None and wide.high is not None)
-        if n == 4 and wide.low is not None and wide.high is not None:  # the first look of all
-            assert wide.low <= mean - half + 1e-9
-            assert wide.high >= mean + half - 1e-9
+    if not look.interval.empty and not exact.interval.empty and look.interval.low is not None:
+        assert look.interval.low <= (exact.interval.low or 0) + 1e-6
+        assert (look.interval.high or 0) >= (exact.interval.high or 0) - 1e-6
 
 
 def test_figures_on_a_grid_have_an_interval_of_its_width() -> None:

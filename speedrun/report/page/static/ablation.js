@@ -43,7 +43,8 @@ export function ablationSection(data, state, box, redraw) {
     const shown = known(p) && p < alpha ? Math.sign(one.effect) : 0; // of results without verdicts
     const verdict = one.verdict ? Number(one.verdict === "helps") - Number(one.verdict === "hurts") : shown;
     if (verdict) return { ...row, verdict, text: pValue(p) };
-    const more = known(one.more_seeds) && one.more_seeds > 0 ? `: ${plural(one.more_seeds, "more seed")}` : "";
+    const wanted = known(one.more_seeds) && one.more_seeds > 0 ? (one.n ?? 0) + one.more_seeds : 0;
+    const more = wanted ? `: ${plural(wanted, "new seed")}` : "";
     return { ...row, text: `${pValue(p)}, open${more}` };
   });
   if (metrics.length > 1) {
@@ -54,7 +55,7 @@ export function ablationSection(data, state, box, redraw) {
   const intervals = ablation.until
     ? `with intervals that hold however often one looks`
     : "with 95% intervals";
-  const open = ablation.until ? "" : "; “more seeds” is what an open question would take";
+  const open = ablation.until ? "" : "; “new seeds” are what a new test of an open question would take";
   const equal = ablation.margin ? ` Equal is within ${ablation.margin} nats.` : "";
   box.append(
     el("p", { class: "say" }, `Effect on ${noun} of one change at a time to ${ablation.recipe || "the recipe"}, paired `
@@ -71,7 +72,7 @@ export function ablationSection(data, state, box, redraw) {
       numberColumn("p of equality", (one) => orDash(one.p_equal, bare)),
       textColumn("verdict", (one) => one.settled ?? ""),
       numberColumn("pairs", pairs),
-      numberColumn("more seeds", (one) => orDash(one.more_seeds, grouped)),
+      numberColumn("new seeds", (one) => orDash(one.more_seeds ? (one.n ?? 0) + one.more_seeds : null, grouped)),
       textColumn("settings", (one) => monospaced((ablation.settings?.[one.switch] || []).join(" "))),
     ])));
 }
