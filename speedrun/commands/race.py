@@ -269,8 +269,8 @@ def _ending(found: Race | Ablation, what: str) -> str:
     named = ", ".join(left)
     return {
         "time": f"out of time, undecided: {named}; the same command goes on",
-        "seeds": f"out of seeds, undecided: {named}; a larger number of seeds goes on (of "
-        f"{len(found.effects)} switches one takes {_least(found)} at least)",
+        "seeds": f"out of seeds, undecided: {named}; a larger number of seeds goes on "
+        f"(with {len(found.effects)} to decide, one takes {_least(found)} at least)",
         "stuck": f"no further seed would settle: {named}",
     }.get(found.stopped or "", f"every {what} decided")
 
