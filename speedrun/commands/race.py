@@ -255,7 +255,9 @@ def _print_watched(found: Ablation) -> None:
     ]
     effect = f"effect on the last loss in nats [{level} at every look]"
     print_table(("switch", "seeds", effect, "p (effect)", "p (equal)", "verdict"), rows)
-    print(f"\n{_ending(found, 'switch')} after {(found.seconds or 0) / 60:.0f} min")
+    some = found.made is not None and found.made < len(found.runs)
+    made = f", in which {found.made} of {len(found.runs)} runs were made" if some else ""
+    print(f"\n{_ending(found, 'switch')} after {(found.seconds or 0) / 60:.0f} min{made}")
     print(
         f"p-values may be looked at after every seed, and are corrected over {len(rows)} switch"
         f"{'es' if len(rows) > 1 else ''}; "

@@ -130,6 +130,7 @@ def ablate(
         until=until.text if until else None,
         stopped=stopped,
         seconds=time.monotonic() - begun,
+        made=made.begun,
         jobs=share.jobs,
         command=this_command(),
         dataset_fingerprint=fingerprint,

@@ -105,6 +105,7 @@ class RunSet:
     def __init__(self, root: Path, dataset_fingerprint: str) -> None:
         self.root = root
         self._fingerprint, self._code = dataset_fingerprint, code_hash()
+        self.begun = 0  # runs, by this command; others were there
 
     def folder(self, job: Job) -> RunFolder:
         key = hash_of([_identity(job.config), self._fingerprint, self._code])[:12]
@@ -166,6 +167,7 @@ class RunSet:
                     break
                 say(f"{texts[number]}: running")
                 children.start(number, self._words(job))
+                self.begun += 1
             while children.running:
                 collect(children)
             if children.asked:

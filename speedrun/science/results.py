@@ -115,6 +115,7 @@ class Ablation(BaseModel, frozen=True):
     until: str | None = None  # as asked for; None: the number of seeds was fixed beforehand
     stopped: str | None = None  # what ended it: decided, stuck, time or seeds
     seconds: float | None = None  # that the command took
+    made: int | None = None  # runs that it made in them; the others were there
     jobs: int = 1  # runs at a time; of more than one no seconds are compared
     command: str | None = None
     dataset_fingerprint: str | None = None

@@ -219,7 +219,9 @@ def _narrowed(so_far: Interval, rows: Sequence[Floats], n: int, alpha: float) ->
     both_high = high if so_far.high is None else min(high, so_far.high)
     if both_low > both_high:
         return Interval(low, high, empty=True)
-    return Interval(both_low, both_high)
+    # Bets may exclude the mean of differences that lie to one side of it; it is shown inside.
+    means = [float(row[:n].mean()) for row in (rows[0], rows[-1])]
+    return Interval(min(both_low, *means), max(both_high, *means))
 
 
 def confidence_sequence(
