@@ -45,7 +45,7 @@ def page_data(
     group_of = {run.folder: i for i, group in enumerate(groups) for run in group.runs}
     targets = [race.target if race else None, *(run.config.train.target for run in found)]
     target = next(filter(None, targets), None)
-    unused = {"kind", "dataset_fingerprint", "runs", "losses", "jobs", "stopped", "seconds"}
+    unused = {"kind", "dataset_fingerprint", "runs", "made", "losses", "jobs", "stopped", "seconds"}
     data = {
         "title": title_of(groups, race, ablation, tuning),
         "live": live,
