@@ -152,6 +152,7 @@ def test_what_the_readme_says_of_muon_is_what_the_race_found() -> None:
     for path, recipe, words in (
         (COMMITTED, "record-03-tuned", "record 3 takes {} of record 2's"),
         (DOCS / "results" / "race-muon-18.json", "record-18-tuned", "record 18 {} of its own with"),
+        (DOCS / "results" / "race-muon-nano.json", "record-18-tuned", "twice as wide, it takes {}"),
     ):
         race = read_result(path)
         assert isinstance(race, Race)

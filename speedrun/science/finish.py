@@ -69,9 +69,11 @@ class Search:
     def why_not(self) -> str:
         """In a few words, of a search that has ended without two such neighbours."""
         losses = [self.loss(place) for place in self.runs]
-        if all(loss <= self.target for loss in losses):
-            steps = min(map(self.steps, self.runs))
-            return f"ends below the target with {steps} steps, and none shorter was tried"
+        reached = [self.steps(place) for place in self.runs if self.loss(place) <= self.target]
+        if not losses:
+            return "may not be run at any length"
+        if reached:
+            return f"ends below the target with {min(reached)} steps, and with none fewer above it"
         if not any(map(math.isfinite, losses)):
             return f"diverged at each of {len(losses)} lengths"
         return f"ends above the target with {max(map(self.steps, self.runs))} steps"
@@ -182,7 +184,10 @@ def _search(job: Job, target: float, budget: int | None, guess: int | None = Non
     own, most = job.config.steps, budget or 4 * job.config.steps
     longest = math.floor(math.log(most / own) / math.log(GRID))
     start = min(0, longest) if guess is None else guess
-    return Search(own, most, target, start, both=guess is not None)
+    found = Search(own, max(most, SHORTEST), target, start, both=guess is not None)
+    while found.steps(found.guess) < SHORTEST:
+        found.guess += 1
+    return found
 
 
 def _run(

@@ -239,15 +239,17 @@ def _check_set(runs: Sequence[Records]) -> None:
         raise _refuse("same stop", f"found {', '.join(map(str, sorted(steps)))}")
     for run in runs:
         path = run.run.path
-        for key, value, changed in all_differences(first, run.config, but=(SEED, "data.dir")):
-            raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
         if run.config.machine.jobs > 1:
             raise _refuse("own machine", f"{path} was one of {run.config.machine.jobs} at a time")
+        for key, value, changed in all_differences(first, run.config, but=(SEED, "data.dir")):
+            raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
         for key, value in run.environment.machine.items():
             if value != (other := runs[0].environment.machine[key]):
                 raise _refuse("one machine", f"{key} is {value!r} in {path}, not {other!r}")
-        if run.environment.earlier:
-            raise _refuse("one machine", f"{path} was begun on another")
+        for before in run.environment.earlier:
+            other = {key: before.get(key) for key, value in run.environment.machine.items()
+                     if before.get(key) != value}  # fmt: skip
+            raise _refuse("one machine", f"{path} was made in part with {other}")
     codes = [run.environment.code_sha256 or "unknown" for run in runs]
     for rule, values in (
         ("same recipe", {run.config.recipe for run in runs}),

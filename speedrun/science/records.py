@@ -29,7 +29,6 @@ What this cannot see, for all that is written down was written by the one who is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,7 +52,6 @@ WITHIN = 2e-3  # nats: CPUs of different makes, and GPUs, round differently
 UNFIT = (RuntimeError, SafetensorError, OSError, KeyError)
 TABLE = "embedding.weight"  # a row for each token, among the weights
 FEW = 10  # first steps, whose losses tell seeds apart
-NAME = r"[\w./+ -]{1,100}"  # of a recipe or a track
 
 
 class Broken(NamedTuple):
@@ -153,7 +151,7 @@ def _check_number(run: RunFolder, name: str, written: object, value: object) -> 
     """JSON has no NaN and no infinity, though Python reads them; names are of one line."""
     if isinstance(value, float) and written is None:
         raise RunError(f"{run.summary} states {name} = {value}, which is no number")
-    if name in ("recipe", "track") and not re.fullmatch(NAME, str(value)):
+    if name in ("recipe", "track") and not (str(value).isprintable() and len(str(value)) < 200):
         raise RunError(f"{run.summary} states {name} = {value!r}, which is no name")
 
 

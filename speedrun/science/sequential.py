@@ -24,7 +24,7 @@ costs more than the other wins.
 A figure may be known to a cell alone, as a crossing between two validations is. How far into their
 cells the true figures lie is a share that seeds have in common, so every share has to be bet
 against. The stake is nearly always smallest where all differences are at the lower or all at the
-upper ends of their cells. Five shares are watched, and the interval goes from end to end.
+upper ends of their cells. Some shares between are watched too; the interval goes from end to end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from speedrun.science.stats import holm
 
 FACTORS = 2.0 ** np.arange(-1.0, 2.5, 0.5)  # 0.5 to 4: of a difference as large as is usual
 LARGEST_LOG = 700.0  # e^700 and e^-700 are floats, so no p-value is 0 and no stake infinite
-DISTANCES = np.geomspace(1e-3, 1e6, 145)  # from the mean, in standard errors, for intervals
+DISTANCES = np.geomspace(1e-3, 1e6, 64)  # from the mean, in standard errors, for intervals
+SHARES = np.linspace(-1.0, 1.0, 17)  # of half a cell
 HALVINGS = 40
 CONTRADICTION = "earlier and later seeds contradict each other: no mean fits both"
 COARSE = "the figures are known less well than the margin asks, with any number of seeds"
@@ -167,31 +168,30 @@ def _checked(differences: Sequence[float]) -> Floats:
 
 @lru_cache(maxsize=1 << 14)
 def _not_excluded(differences: tuple[float, ...], alpha: float) -> tuple[float, float] | None:
-    """The outermost means against which the stake is below 1 / alpha; None: there is no bound.
+    """The outermost means against which the stake is below 1 / alpha; None: no bound was found.
 
-    Seen from the mean outwards on a grid, and between two of its points by halving.
+    They are sought among distances from the mean and, where most differences are alike and some
+    are not, among and between the differences themselves; then by halving.
     """
     wanted, n = -math.log(alpha), len(differences)
     if n < fewest_pairs(alpha, 1):
         return None
-    row = np.asarray(differences)
-    centre = float(row.mean())
-    step = max(float(row.std()) / math.sqrt(n), abs(centre) * 2.0**-52, 1e-290)
-    ends = []
-    for side in (-1.0, 1.0):
-        away = np.concatenate([[0.0], DISTANCES]) * step * side
-        held = np.flatnonzero(log_stake(row, (centre + away)[:, None])[:, -1] < wanted)
-        if len(held) and held[-1] == len(away) - 1:
-            return None
-        inner, outer = (away[held[-1]], away[held[-1] + 1]) if len(held) else (0.0, 0.0)
-        for _ in range(HALVINGS):
-            middle = (inner + outer) / 2
-            if log_stake(row, centre + middle)[-1] < wanted:
-                inner = middle
-            else:
-                outer = middle
-        ends.append(centre + float(outer))
-    return ends[0], ends[1]
+    row = np.sort(np.asarray(differences))
+    scale = float(np.abs(row).max()) or 1e-290
+    row, given = row / scale, np.asarray(differences) / scale  # so that no square overflows
+    step = max(float(row.std()) / math.sqrt(n), 2.0**-52)
+    away = np.concatenate([-DISTANCES, DISTANCES]) * step + row.mean()
+    between = (row[1:] + row[:-1]) / 2
+    means = np.unique(np.concatenate([away, row, between, [np.median(row), row.mean()]]))
+    held = np.flatnonzero(log_stake(given, means[:, None])[:, -1] < wanted)
+    if not len(held) or held[0] == 0 or held[-1] == len(means) - 1:
+        return None
+    inner, outer = means[[held[0], held[-1]]], means[[held[0] - 1, held[-1] + 1]]
+    for _ in range(HALVINGS):
+        middle = (inner + outer) / 2
+        inside = log_stake(given, middle[:, None])[:, -1] < wanted
+        inner, outer = np.where(inside, middle, inner), np.where(inside, outer, middle)
+    return float(outer[0]) * scale, float(outer[1]) * scale
 
 
 def _rows(differences: Sequence[float], cells: Sequence[float] | None) -> list[Floats]:
@@ -204,7 +204,7 @@ def _rows(differences: Sequence[float], cells: Sequence[float] | None) -> list[F
     if cells is None:
         return [exact]
     half = np.array([one for one, _ in zip(cells, differences, strict=True)], np.float64)
-    return [exact + share * half for share in (-1.0, -0.5, 0.0, 0.5, 1.0)]
+    return [exact + share * half for share in SHARES]
 
 
 def _narrowed(so_far: Interval, rows: Sequence[Floats], n: int, alpha: float) -> Interval:
@@ -213,15 +213,14 @@ def _narrowed(so_far: Interval, rows: Sequence[Floats], n: int, alpha: float) ->
         return so_far
     # Either end of the cells may be where the interval ends: the spread differs between them.
     low, high = min(lower[0], upper[0]), max(lower[1], upper[1])
-    if so_far.empty:
-        return Interval(low, high, empty=True)
-    both_low = low if so_far.low is None else max(low, so_far.low)
-    both_high = high if so_far.high is None else min(high, so_far.high)
-    if both_low > both_high:
-        return Interval(low, high, empty=True)
     # Bets may exclude the mean of differences that lie to one side of it; it is shown inside.
     means = [float(row[:n].mean()) for row in (rows[0], rows[-1])]
-    return Interval(min(both_low, *means), max(both_high, *means))
+    both_low = low if so_far.low is None else max(low, so_far.low)
+    both_high = high if so_far.high is None else min(high, so_far.high)
+    empty = so_far.empty or both_low > both_high
+    if empty:
+        both_low, both_high = low, high
+    return Interval(min(both_low, *means), max(both_high, *means), empty)
 
 
 def confidence_sequence(
@@ -253,7 +252,9 @@ def watch(
     Without `intervals` they are not asked for: they take most of the time.
     """
     rows = _rows(differences, cells)
-    stakes = np.minimum.reduce([log_stake(row) for row in rows])
+    sides = [log_stakes(row) for row in rows]
+    ups, downs = (np.minimum.reduce(side) for side in zip(*sides, strict=True))
+    stakes = np.minimum(np.maximum(ups, downs) - math.log(2), LARGEST_LOG)
     equals = np.zeros_like(stakes)
     if margin is not None:
         equals = np.minimum.reduce([_log_equal(row, margin) for row in rows])
@@ -263,11 +264,11 @@ def watch(
     found: list[Look] = []
     interval, effect, above, equal = Interval(None, None), 0.0, True, 0.0
     for n in counts.tolist():
-        here = means[:, n - 1]
+        here, up = means[:, n - 1], bool(ups[n - 1] > downs[n - 1])
         if intervals:
             interval = _narrowed(interval, rows, n, alpha)
-        if (here.min() > 0 or here.max() < 0) and stakes[n - 1] > effect:
-            effect, above = float(stakes[n - 1]), bool(here[0] > 0)
+        if (here.min() > 0 if up else here.max() < 0) and stakes[n - 1] > effect:
+            effect, above = float(stakes[n - 1]), up
         equal = max(equal, float(equals[n - 1]))
         p_equal = None if margin is None else math.exp(-equal)
         found.append(Look(n, float(here.mean()), interval, math.exp(-effect), above, p_equal))
@@ -349,9 +350,9 @@ def decide(
     each other, or whose cells are wider than the margin and leave the side open. All count in the
     family.
 
-    The sign is that of the strongest look. A wrong one needs a true mean outside the interval of
-    that level. At alpha / m the promise above includes it; at Holm's larger levels, which need
-    other switches to be settled in full, a wrong sign is as rare but not part of the proof.
+    The sign is that of the bet that won, and a look counts only if its mean is on that side too.
+    Half the stake is on each side, so the promise includes the sign at alpha / m; at Holm's larger
+    levels, which need other switches to be settled in full, it is not part of the proof.
     """
     if margin is not None and not 0 < margin < math.inf:
         raise ValueError(f"a margin of {margin} cannot be used: equal is within some distance of 0")
@@ -373,9 +374,10 @@ def decide(
             notes.append("")
 
     decisions = {}
-    for (name, differences), look, note, (p, p_equal, verdict) in zip(
+    for (name, differences), look, told, (p, p_equal, verdict) in zip(
         family.items(), latest, notes, judge(latest, alpha), strict=True
     ):
+        note = "" if told == COARSE and verdict != "undecided" else told
         alone = together = Interval(None, None)
         if look is not None:
             alone = look.interval

@@ -329,7 +329,7 @@ def sharing_the_machine(board: Board, tmp: Path) -> list[Path]:
         (sharing_the_machine, "own machine", "one of 2 at a time"),
         (the_best_of_many_roundings, "same recipe", "machine.microbatch is 1 in"),
         (one_run_of_another_machine, "one machine", "cpu is 'a faster one' in"),
-        (begun_on_another_machine, "one machine", "was begun on another"),
+        (begun_on_another_machine, "one machine", "was made in part with {'cpu': 'a faster"),
         (seconds_that_are_no_number, "whole records", "states wall_seconds = nan"),
         (a_name_that_draws_on_the_table, "whole records", "which is no name"),
         (earlier_at_the_target, "adds up", "steps_to_target is 1.0"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
-from speedrun.science.finish import GRID, SHORTEST, Search
+from speedrun.science.finish import GRID, SHORTEST, Search, _search
 from speedrun.science.jobs import Job, RunSet
 from speedrun.science.race import machine_of, profile, race
 from speedrun.science.results import Race
@@ -116,10 +118,23 @@ def test_why_there_is_no_figure() -> None:
         return search
 
     always = ended(lambda _: 3.0)
-    assert always.why_not == "ends below the target with 4 steps, and none shorter was tried"
+    assert always.why_not == "ends below the target with 4 steps, and with none fewer above it"
     assert ended(lambda _: 5.0, most=200).why_not.startswith("ends above the target with 1")
     lost = ended(lambda _: None)
     assert (lost.why_not, len(lost.runs)) == ("diverged at each of 4 lengths", 4)
+
+
+def test_recipes_of_a_step_or_two_are_searched_from_the_shortest_on() -> None:
+    for own in (1, 2, 3):
+        job = cast(Job, SimpleNamespace(config=SimpleNamespace(steps=own)))
+        for budget in (None, 4, 40):
+            search = _search(job, 4.0, budget)
+            for _ in range(40):
+                for place in search.wanted():
+                    search.runs[place] = entry(3.0 if search.steps(place) > 6 else 5.0)
+            steps = [search.steps(place) for place in search.runs]
+            assert min(steps) >= 4
+            assert (search.result(1) is not None) == (max(steps) > 6) or search.why_not
 
 
 def test_a_shorter_run_that_reached_the_target_is_not_passed_over() -> None:

@@ -132,10 +132,13 @@ def test_a_watch_is_the_separate_functions_at_every_look(
     assert [look.n for look in looks] == list(range(1, len(differences) + 1))
     for look in looks:
         seen = differences[: look.n]
-        slow = [1.0, *(sum(slow_stakes(seen[:k])) / 2 for k in range(1, look.n + 1))]
-        assert sequential.evidence(seen) == pytest.approx(max(slow), rel=1e-6)
-        sided = [1.0, *(slow[k] for k in range(1, look.n + 1) if sum(seen[:k]))]
-        assert look.p == pytest.approx(1 / max(sided), rel=1e-6)
+        slow = [slow_stakes(seen[:k]) for k in range(1, look.n + 1)]
+        both = max(1.0, *(sum(stakes) / 2 for stakes in slow), 0.0)
+        assert sequential.evidence(seen) == pytest.approx(both, rel=1e-6)
+        sums = [sum(seen[:k]) for k in range(1, look.n + 1)]
+        won = [max(stakes) / 2 for stakes, total in zip(slow, sums, strict=True)
+               if (stakes[0] - stakes[1]) * total > 0]  # fmt: skip
+        assert look.p == pytest.approx(1 / max([1.0, *won]), rel=1e-6)
         if look.n >= 6:  # and has an interval
             shown = [sequential.equality_evidence(seen[:k], margin) for k in range(1, look.n + 1)]
             assert 1 / max(shown) <= (look.p_equal or 0) + 1e-9 <= 1 + 1e-9
@@ -340,6 +343,33 @@ def test_a_verdict_is_on_the_side_of_the_mean() -> None:
     assert found.mean is not None
     assert found.mean < 0
     assert found.verdict == "undecided"
+
+
+def test_the_side_is_that_of_the_bet_that_won() -> None:
+    """One difference outweighs all others in the mean, but it is one sign of many."""
+    found = sequential.decide({"a": [59.5] + [-1.0] * 57}, margin=None)["a"]
+    assert found.mean is not None
+    assert found.mean > 0
+    assert found.verdict == "undecided"
+
+
+@pytest.mark.parametrize("row", [[0.0] * 30 + [1.0], [1.0, *[0.0] * 12, -0.5, *[0.0] * 9]])
+def test_an_interval_where_most_differences_are_alike(row: list[float]) -> None:
+    """Means near those are not excluded, and no two looks contradict each other."""
+    found = sequential.confidence_sequence(row)
+    assert not found.empty
+    assert found.low is None or found.low <= 1e-9
+    assert sequential.decide({"a": row}, margin=None)["a"].note == ""
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_any_size() -> None:
+    for unit in (1e-300, 1e-9, 1e9, 1e160, 1e300):
+        row = [unit * value for value in (1.0, 1.1, 0.9, 1.2, 1.05, 0.95, 1.0, 1.15)]
+        found = sequential.decide({"a": row}, margin=None)["a"]
+        assert found.verdict == "helps"
+        assert found.low is not None
+        assert 0.7 < found.low / unit < 1.06
 
 
 # Holm's rule with two nulls a switch

@@ -37,5 +37,8 @@ def test_figures_on_a_grid_have_an_interval_of_its_width() -> None:
     near = {"a": [0.05 + 0.001 * (i % 3) for i in range(12)]}
     open_ = sequential.decide(near, margin=0.08, cells={"a": [0.1] * 12})["a"]
     assert (open_.verdict, open_.note) == ("undecided", sequential.COARSE)
+    sure = {"a": [0.2 + 0.001 * (i % 3) for i in range(12)]}
+    shown = sequential.decide(sure, margin=0.08, cells={"a": [0.1] * 12})["a"]
+    assert (shown.verdict, shown.note) == ("helps", "")
     fine = sequential.decide(near, margin=0.08, cells={"a": [0.01] * 12})["a"]
     assert (fine.verdict, fine.within_margin, fine.note) == ("helps", True, "")
