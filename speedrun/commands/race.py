@@ -11,10 +11,10 @@ from speedrun.commands.report import report_command
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 from speedrun.science.ablate import ablate
+from speedrun.science.bets import fewest_pairs
 from speedrun.science.compare import PUBLIC, Row, comparable
 from speedrun.science.race import profile, race
 from speedrun.science.results import Ablation, Effect, Race, agreement
-from speedrun.science.sequential import fewest_pairs
 from speedrun.science.space import Budget
 from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text

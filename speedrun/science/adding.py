@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from speedrun.science.bets import fewest_pairs
 from speedrun.science.compare import Entry
 from speedrun.science.jobs import RunSet, plan_jobs
 from speedrun.science.results import Effect
-from speedrun.science.sequential import Decision, decide, fewest_pairs, needs_more
+from speedrun.science.sequential import Decision, decide, needs_more
 from speedrun.science.share import Share
 from speedrun.science.stats import EPSILON
 from speedrun.science.until import Until

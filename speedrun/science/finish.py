@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
 from speedrun.science.jobs import Job, RunSet, plan_jobs
 from speedrun.science.share import Share
@@ -109,11 +108,9 @@ class Search:
         reached = [place for place in self.runs if self.loss(place) <= self.target]
         edge = min(reached) if reached else last
         away = (self.target - self.loss(edge)) / slope / math.log(GRID)
-        limit = FARTHEST if math.isfinite(away) else 1
-        move = max(-limit, min(limit, round(away if math.isfinite(away) else limit)))
         outward = -1 if reached else 1
-        move = outward * max(1, abs(move)) if move * outward <= 0 else move
-        place = edge + (move or outward)
+        far = min(FARTHEST, abs(round(away))) if math.isfinite(away) else 1
+        place = edge + outward * max(1, far)
         while self.steps(place) == self.steps(edge):  # short lengths lie close together
             place += outward
         # The longest or shortest that may still be run, where the move leads beyond.
@@ -157,11 +154,6 @@ def finish(
     The first seed finds the place, the others start there. Searches go on side by side, so that no
     core waits for another's decision.
     """
-    if budget is not None and budget < SHORTEST:
-        raise ConfigError(
-            f"--budget {budget} cannot be used with --finish, whose runs have {SHORTEST} steps at "
-            "least"
-        )
     first: dict[str, Job] = {job.label: job for job in plan_jobs(variants, track, [0])}
     searches = {(label, 0): _search(job, target, budget) for label, job in first.items()}
     _run(runs, share, variants, track, searches, say)

@@ -23,7 +23,7 @@ from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.adding import TOKENS, Adding
 from speedrun.science.compare import TIMES, Entry
-from speedrun.science.finish import finish
+from speedrun.science.finish import SHORTEST, finish
 from speedrun.science.jobs import (
     LAST_LOSS,
     RunSet,
@@ -76,6 +76,11 @@ def race(
     within = MARGIN if margin is None else margin
     if not 0 < within < 1:
         raise ConfigError(f"--margin {margin} cannot be used: it is a share of tokens, as 0.05")
+    if finished and budget is not None and budget < SHORTEST:
+        raise ConfigError(
+            f"--budget {budget} cannot be used with --finish, whose runs have {SHORTEST} steps at "
+            "least"
+        )
     own = ("train.seed", "train.stop", "machine.jobs", *(("train.steps",) if finished else ()))
     refuse_own_keys(overrides, own)
     if tuned:

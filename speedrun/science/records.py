@@ -29,6 +29,7 @@ What this cannot see, for all that is written down was written by the one who is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,6 +53,7 @@ WITHIN = 2e-3  # nats: CPUs of different makes, and GPUs, round differently
 UNFIT = (RuntimeError, SafetensorError, OSError, KeyError)
 TABLE = "embedding.weight"  # a row for each token, among the weights
 FEW = 10  # first steps, whose losses tell seeds apart
+LONG = 200  # characters, for a name
 
 
 class Broken(NamedTuple):
@@ -123,8 +125,7 @@ def read(run: RunFolder) -> Records:
         if summary is None:
             what = "has not finished" if run.config.exists() else "is not a run folder"
             raise RunError(f"{run.path} {what}: it has no summary.json")
-        for name, value in summary.as_dict().items():
-            _check_number(run, name, value, getattr(summary, name))
+        _check_stated(run, summary)
         config, place = run.load_config(), Environment.read(run.environment)
         if place is None:
             raise RunError(f"{run.path} has no environment.json")
@@ -147,12 +148,14 @@ def read(run: RunFolder) -> Records:
     return Records(run, config, summary, place, saved, forced, rows, test)
 
 
-def _check_number(run: RunFolder, name: str, written: object, value: object) -> None:
-    """JSON has no NaN and no infinity, though Python reads them; names are of one line."""
-    if isinstance(value, float) and written is None:
-        raise RunError(f"{run.summary} states {name} = {value}, which is no number")
-    if name in ("recipe", "track") and not (str(value).isprintable() and len(str(value)) < 200):
-        raise RunError(f"{run.summary} states {name} = {value!r}, which is no name")
+def _check_stated(run: RunFolder, summary: Summary) -> None:
+    """JSON has no NaN and no infinity, though Python reads them; a name fits into a table."""
+    for key, value in summary:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RunError(f"{run.summary} states {key} = {value}, which is no number")
+    for key, name in (("recipe", summary.recipe), ("track", summary.track)):
+        if not name.isprintable() or len(name) >= LONG:
+            raise RunError(f"{run.summary} states {key} = {name!r}, which is no name")
 
 
 def broken(records: Records) -> Broken | None:

@@ -7,19 +7,8 @@ where that mean is the true one. So it reaches 20 with a chance of at most 1 in 
 look (Ville's inequality): 1 / (the largest stake so far) is a p-value at any time, for any reason
 to stop.
 
-The bet is on signs. If a switch does nothing, the two runs of a pair could as well have changed
-places, so whatever the size of their difference, it is above 0 as often as below. A bet of b on
-"above" multiplies the stake by e^b / cosh b if it is and by e^-b / cosh b if it is not, which is 1
-on average. Large differences say more than small ones, so b is the difference in units of the root
-mean square of all so far, itself included, times a factor. Which factor is best depends on the
-effect; a seventh of the stake is on each of seven. Since a size tells nothing of its sign, this
-holds for differences of whatever distribution and spread, as long as it is the same to both sides;
-and switches may depend on each other, as they do when all are compared with the same runs.
-
-Against another mean m the bet is on the sign of (difference - m), and takes for granted that
-differences lie alike on both sides of their mean. A bet on "below m" loses on average where the
-mean is above m: of two differences alike far from it, the one above m is the farther from m, so it
-costs more than the other wins.
+The bets are on the signs of differences (`bets.py`), and switches may depend on each other, as they
+do when all are compared with the same runs.
 
 A figure may be known to a cell alone, as a crossing between two validations is. How far into their
 cells the true figures lie is a share that seeds have in common, so every share has to be bet
@@ -32,39 +21,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
+from speedrun.science.bets import (
+    LARGEST_LOG,
+    Floats,
+    checked,
+    fewest_pairs,
+    log_equal,
+    log_stakes,
+    not_excluded,
+)
 from speedrun.science.stats import holm
 
-FACTORS = 2.0 ** np.arange(-1.0, 2.5, 0.5)  # 0.5 to 4: of a difference as large as is usual
-LARGEST_LOG = 700.0  # e^700 and e^-700 are floats, so no p-value is 0 and no stake infinite
-DISTANCES = np.geomspace(1e-3, 1e6, 64)  # from the mean, in standard errors, for intervals
 SHARES = np.linspace(-1.0, 1.0, 17)  # of half a cell
-HALVINGS = 40
 CONTRADICTION = "earlier and later seeds contradict each other: no mean fits both"
 COARSE = "the figures are known less well than the margin asks, with any number of seeds"
 
 Verdict = Literal["helps", "hurts", "equal", "undecided"]
 P = float | None  # None: could not be asked
-Floats = NDArray[np.float64]
-
-
-@lru_cache
-def fewest_pairs(alpha: float, switches: int, *, equal: bool = False) -> int:
-    """How many it takes at least to decide one of so many switches, all of them on one side.
-
-    A pair doubles a stake at most. An effect takes bets on both sides, half the stake on each; to
-    call it equal takes bets on one side, and enough pairs for an interval.
-    """
-    wanted = math.log((1 if equal else 2) * max(1, switches) / alpha)
-    ones = log_stakes(np.ones(math.ceil(4 * wanted) + 8))[0]
-    found = 1 + int(np.argmax(ones >= wanted))
-    return max(found, fewest_pairs(alpha, 1)) if equal else found
 
 
 @dataclass(frozen=True)
@@ -112,103 +90,20 @@ class Decision:
     note: str = ""  # why no number of seeds would settle it
 
 
-def log_stakes(differences: ArrayLike, mean: ArrayLike = 0.0) -> tuple[Floats, Floats]:
-    """Logs of the stakes on "above" and on "below" a mean after each difference.
-
-    Of several means, in a column, each has a row.
-    """
-    off = np.asarray(differences, np.float64) - np.asarray(mean, np.float64)
-    largest = np.abs(off).max(axis=-1, initial=0.0, keepdims=True)  # so that no square overflows
-    off = np.divide(off, largest, out=np.zeros_like(off), where=largest > 0)
-    usual = np.sqrt(np.cumsum(off * off, axis=-1) / np.arange(1, off.shape[-1] + 1))
-    off = np.divide(off, usual, out=np.zeros_like(off), where=usual > 0)
-    bets = off[..., None] * FACTORS
-    size = np.abs(bets)
-    log_cosh = size + np.log1p(np.exp(-2 * size)) - math.log(2)
-    won = np.cumsum(bets, axis=-2)
-    paid = np.cumsum(log_cosh, axis=-2)
-    above, below = (np.logaddexp.reduce(side - paid, axis=-1) for side in (won, -won))
-    return above - math.log(len(FACTORS)), below - math.log(len(FACTORS))
-
-
-def log_stake(differences: ArrayLike, mean: ArrayLike = 0.0) -> Floats:
-    """Half of it on each side: against a true mean of `mean`, after each difference."""
-    half = np.logaddexp(*log_stakes(differences, mean)) - math.log(2)
-    return np.asarray(np.minimum(half, LARGEST_LOG))
-
-
-def evidence(differences: Sequence[float], mean: float = 0.0) -> float:
-    """The largest stake against `mean` at any look, the beginning of 1 included.
-
-    1 / evidence is a p-value however often and for whatever reason one looked.
-    """
-    return math.exp(max(0.0, log_stake(_checked(differences), mean).max(initial=0.0)))
-
-
-def equality_evidence(differences: Sequence[float], margin: float) -> float:
-    """The largest stake at any look against a true mean of `margin` or more from 0.
-
-    Of a look counts the smaller of the stakes on "below the margin" and "above its negative".
-    """
-    return math.exp(max(0.0, _log_equal(_checked(differences), margin).max(initial=0.0)))
-
-
-def _log_equal(differences: Floats, margin: float) -> Floats:
-    below = log_stakes(differences, margin)[1]
-    above = log_stakes(differences, -margin)[0]
-    return np.asarray(np.minimum(np.minimum(below, above), LARGEST_LOG))
-
-
-def _checked(differences: Sequence[float]) -> Floats:
-    for n, value in enumerate(differences, start=1):
-        if not math.isfinite(value):
-            raise ValueError(f"difference {n} is {value}: a mean of it says nothing")
-    return np.asarray(differences, np.float64)
-
-
-@lru_cache(maxsize=1 << 14)
-def _not_excluded(differences: tuple[float, ...], alpha: float) -> tuple[float, float] | None:
-    """The outermost means against which the stake is below 1 / alpha; None: no bound was found.
-
-    They are sought among distances from the mean and, where most differences are alike and some
-    are not, among and between the differences themselves; then by halving.
-    """
-    wanted, n = -math.log(alpha), len(differences)
-    if n < fewest_pairs(alpha, 1):
-        return None
-    row = np.sort(np.asarray(differences))
-    scale = float(np.abs(row).max()) or 1e-290
-    row, given = row / scale, np.asarray(differences) / scale  # so that no square overflows
-    step = max(float(row.std()) / math.sqrt(n), 2.0**-52)
-    away = np.concatenate([-DISTANCES, DISTANCES]) * step + row.mean()
-    between = (row[1:] + row[:-1]) / 2
-    means = np.unique(np.concatenate([away, row, between, [np.median(row), row.mean()]]))
-    held = np.flatnonzero(log_stake(given, means[:, None])[:, -1] < wanted)
-    if not len(held) or held[0] == 0 or held[-1] == len(means) - 1:
-        return None
-    inner, outer = means[[held[0], held[-1]]], means[[held[0] - 1, held[-1] + 1]]
-    for _ in range(HALVINGS):
-        middle = (inner + outer) / 2
-        inside = log_stake(given, middle[:, None])[:, -1] < wanted
-        inner, outer = np.where(inside, middle, inner), np.where(inside, outer, middle)
-    return float(outer[0]) * scale, float(outer[1]) * scale
-
-
 def _rows(differences: Sequence[float], cells: Sequence[float] | None) -> list[Floats]:
     """All differences at the lower ends of their cells first, and all at the upper ends last.
 
     `cells` are half as wide as what each difference is known to; None: they are exact, and there
     is one row.
     """
-    exact = _checked(differences)
+    exact = checked(differences)
     if cells is None:
         return [exact]
-    half = np.array([one for one, _ in zip(cells, differences, strict=True)], np.float64)
-    return [exact + share * half for share in SHARES]
+    return [exact + share * checked(cells) for share in SHARES]
 
 
 def _narrowed(so_far: Interval, rows: Sequence[Floats], n: int, alpha: float) -> Interval:
-    lower, upper = (_not_excluded(tuple(row[:n].tolist()), alpha) for row in (rows[0], rows[-1]))
+    lower, upper = (not_excluded(tuple(row[:n].tolist()), alpha) for row in (rows[0], rows[-1]))
     if lower is None or upper is None:
         return so_far
     # Either end of the cells may be where the interval ends: the spread differs between them.
@@ -257,7 +152,7 @@ def watch(
     stakes = np.minimum(np.maximum(ups, downs) - math.log(2), LARGEST_LOG)
     equals = np.zeros_like(stakes)
     if margin is not None:
-        equals = np.minimum.reduce([_log_equal(row, margin) for row in rows])
+        equals = np.minimum.reduce([log_equal(row, margin) for row in rows])
         equals[: fewest_pairs(alpha, 1) - 1] = 0.0  # before there is an interval
     counts = np.arange(1, len(differences) + 1)
     means = np.array([np.cumsum(row) / counts for row in rows])

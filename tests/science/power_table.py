@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from speedrun.science.sequential import log_stake, log_stakes
+from speedrun.science.bets import log_stake, log_stakes
 from speedrun.science.stats import paired_power
 
 SIMULATIONS = 20_000

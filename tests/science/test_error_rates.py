@@ -77,7 +77,7 @@ EFFECT = ("helps", "hurts")
 
 def test_the_shortcut_of_the_simulations_is_decide_after_every_seed() -> None:
     effects = SPREAD * np.array([0, 0, 0, 0.5, 1, -1, 2, -4])
-    for family in families(20, effects.tolist(), seed=11, seeds=14):
+    for family in families(60, effects.tolist(), seed=11, seeds=14):
         rows = {str(i): row for i, row in enumerate(family.tolist())}
         have = dict.fromkeys(rows, 2)
         for _ in range(2, 15):

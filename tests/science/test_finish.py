@@ -133,8 +133,20 @@ def test_recipes_of_a_step_or_two_are_searched_from_the_shortest_on() -> None:
                 for place in search.wanted():
                     search.runs[place] = entry(3.0 if search.steps(place) > 6 else 5.0)
             steps = [search.steps(place) for place in search.runs]
-            assert min(steps) >= 4
-            assert (search.result(1) is not None) == (max(steps) > 6) or search.why_not
+            assert min(steps) == SHORTEST
+            if (budget or 4 * own) < 7:
+                assert search.why_not == "ends above the target with 4 steps"
+            else:
+                found = search.result(1)
+                assert found is not None
+                assert 6 <= (found.steps_to_target or 0) <= 8
+
+
+def test_a_budget_too_small_is_refused_before_anything_is_tuned(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--budget 3 cannot be used with --finish"):
+        race(recipes=["modern"], track="nano", finished=True, budget=3, tuned=Budget(trials=2),
+             out=tmp_path / "race", say=print)  # fmt: skip
+    assert not (tmp_path / "race").exists()
 
 
 def test_a_shorter_run_that_reached_the_target_is_not_passed_over() -> None:

@@ -1,126 +1,31 @@
-"""Watched decisions: the formula against scipy, looks against the formula, verdicts by hand."""
+"""Watched decisions: looks against single bets, verdicts by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from speedrun.science import sequential
+from speedrun.science import bets, sequential
 from speedrun.science.sequential import Decision, Interval
 from speedrun.science.stats import holm
+from tests.science.test_bets import ALPHA, samples, slow_stakes, values
 
-ALPHA = 0.05
-
-# Not st.floats: tests that train switch subnormal numbers off, which it takes amiss.
-values = st.integers(-2_000_000, 2_000_000).map(lambda value: value / 1e6)
-samples = st.lists(values, min_size=2, max_size=14)
 # No two alike: a spread from the second value on, as losses have it.
 spread_out = st.lists(values, min_size=2, max_size=14, unique=True)
 
 
-# The stake
+# Looks
 
 
-def slow_stakes(differences: Sequence[float], mean: float = 0.0) -> tuple[float, float]:
-    """On "above" and on "below" after all of them, bet by bet."""
-    sums = [0.0, 0.0]
-    for factor in (0.5, 0.5**0.5, 1.0, 2**0.5, 2.0, 8**0.5, 4.0):
-        stakes, squares = [1.0, 1.0], 0.0
-        for n, value in enumerate(differences, start=1):
-            squares += (value - mean) ** 2
-            bet = factor * (value - mean) / math.sqrt(squares / n) if squares else 0.0
-            stakes = [stakes[0] * math.exp(bet) / math.cosh(bet),
-                      stakes[1] * math.exp(-bet) / math.cosh(bet)]  # fmt: skip
-        sums = [one + stake / 7 for one, stake in zip(sums, stakes, strict=True)]
-    return sums[0], sums[1]
-
-
-@settings(max_examples=60, deadline=None)
-@given(samples, values)
-def test_stakes_are_those_of_single_bets(differences: list[float], mean: float) -> None:
-    above, below = sequential.log_stakes(differences, mean)
-    both = sequential.log_stake(differences, mean)
-    for n in range(1, len(differences) + 1):
-        slow = slow_stakes(differences[:n], mean)
-        assert math.exp(above[n - 1]) == pytest.approx(slow[0], rel=1e-6)
-        assert math.exp(below[n - 1]) == pytest.approx(slow[1], rel=1e-6)
-        assert math.exp(both[n - 1]) == pytest.approx(sum(slow) / 2, rel=1e-6)
-
-
-def signs(n: int) -> NDArray[np.float64]:
-    """All 2^n rows of n signs."""
-    return np.array(list(product((-1.0, 1.0), repeat=n)))
-
-
-sizes = st.lists(st.integers(0, 1_000_000).map(lambda size: (size / 1e6) ** 3), min_size=1,
-                 max_size=9)  # fmt: skip
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes)
-def test_a_bet_is_fair_whatever_the_sizes_of_the_differences(sizes: list[float]) -> None:
-    """Exactly: every sign is as likely as its opposite, so all rows of signs are alike likely."""
-    rows = signs(len(sizes)) * sizes
-    stakes = np.exp(sequential.log_stake(rows))
-    assert stakes.mean(axis=0) == pytest.approx(np.ones(len(sizes)))
-    for alpha in (0.5, 0.1, ALPHA):
-        assert (stakes.max(axis=1) >= 1 / alpha).mean() <= alpha
-
-
-@settings(max_examples=60, deadline=None)
-@given(sizes, st.integers(0, 1500).map(lambda mean: mean / 1000))
-def test_a_bet_on_below_loses_where_the_mean_is_above(sizes: list[float], mean: float) -> None:
-    """Differences alike on both sides of a mean above 0, and bets that they are below 0."""
-    below = sequential.log_stakes(mean + signs(len(sizes)) * sizes)[1]
-    assert np.exp(below).mean(axis=0).max() <= 1 + 1e-9
-
-
-@pytest.mark.parametrize("switches", [1, 2, 8, 16, 32])
-def test_two_clusters_keep_the_level(switches: int) -> None:
-    """Exactly, for differences of 1 and -1: the chance that a stake is reached in 200 looks."""
-    wanted = math.log(switches / ALPHA)
-    ways = {0: 1.0}  # by how many are above: the chance to be there and not to have reached it
-    reached = 0.0
-    for n in range(1, 201):
-        after: dict[int, float] = {}
-        for above, chance in ways.items():
-            for step in (0, 1):
-                after[above + step] = after.get(above + step, 0.0) + chance / 2
-        ways = {}
-        for above, chance in after.items():
-            # The order makes no difference to a stake of differences of one size.
-            stake = sequential.log_stake([1.0] * above + [-1.0] * (n - above))[-1]
-            if stake >= wanted:
-                reached += chance
-            else:
-                ways[above] = chance
-    assert 0.3 * ALPHA < switches * reached <= ALPHA
-
-
-def test_stakes_begin_at_one_and_stay_finite() -> None:
-    assert sequential.evidence([]) == 1.0
-    assert sequential.evidence([7.0]) == pytest.approx(1.0)
-    assert sequential.log_stake([1.0] * 2000)[-1] == sequential.LARGEST_LOG
-    assert np.isfinite(sequential.log_stake([1e300, 1e-300, -1e300] * 7)).all()
-    assert np.isfinite(sequential.log_stake([0.0, 0.0, 0.0])).all()
+def test_p_values_are_never_0() -> None:
     (look,) = sequential.watch([1.0] * 2000, intervals=False)[-1:]
     assert look.p > 0
-
-
-def test_a_value_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="difference 2 is nan"):
-        sequential.evidence([0.1, math.nan])
-
-
-# Looks
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,14 +39,14 @@ def test_a_watch_is_the_separate_functions_at_every_look(
         seen = differences[: look.n]
         slow = [slow_stakes(seen[:k]) for k in range(1, look.n + 1)]
         both = max(1.0, *(sum(stakes) / 2 for stakes in slow), 0.0)
-        assert sequential.evidence(seen) == pytest.approx(both, rel=1e-6)
+        assert bets.evidence(seen) == pytest.approx(both, rel=1e-6)
         sums = [sum(seen[:k]) for k in range(1, look.n + 1)]
         won = [max(stakes) / 2 for stakes, total in zip(slow, sums, strict=True)
                if (stakes[0] - stakes[1]) * total > 0]  # fmt: skip
         assert look.p == pytest.approx(1 / max([1.0, *won]), rel=1e-6)
-        if look.n >= 6:  # and has an interval
-            shown = [sequential.equality_evidence(seen[:k], margin) for k in range(1, look.n + 1)]
-            assert 1 / max(shown) <= (look.p_equal or 0) + 1e-9 <= 1 + 1e-9
+        equal = [min(slow_stakes(seen[:k], margin)[1], slow_stakes(seen[:k], -margin)[0])
+                 for k in range(6, look.n + 1)]  # fmt: skip  # before there is no interval
+        assert look.p_equal == pytest.approx(1 / max([1.0, *equal]), rel=1e-6)
         assert look.mean == pytest.approx(np.mean(seen), abs=1e-12)
         assert look.interval == sequential.confidence_sequence(seen, ALPHA)
 
@@ -163,7 +68,7 @@ def test_the_interval_holds_the_means_that_no_look_excludes(
     differences: list[float], mean: float
 ) -> None:
     found = sequential.confidence_sequence(differences, ALPHA)
-    excluded = sequential.evidence(differences, mean) >= 1 / ALPHA
+    excluded = bets.evidence(differences, mean) >= 1 / ALPHA
     if found.low is None or found.high is None:
         assert found == Interval(None, None)
         assert not excluded
@@ -193,7 +98,7 @@ def test_equal_is_below_one_margin_and_above_the_other(
     looks = (differences[:n] for n in range(1, len(differences) + 1))
     slow = [min(slow_stakes(seen, margin)[1], slow_stakes(seen, -margin)[0]) for seen in looks]
     expected = max([1.0, *slow])
-    assert sequential.equality_evidence(differences, margin) == pytest.approx(expected, rel=1e-6)
+    assert bets.equality_evidence(differences, margin) == pytest.approx(expected, rel=1e-6)
 
 
 def test_looks_that_contradict_each_other_leave_an_empty_interval() -> None:
@@ -320,16 +225,16 @@ def test_bit_equal_losses_are_equal() -> None:
 
 def test_no_verdict_before_signs_could_give_one() -> None:
     """A pair doubles a stake at most, however alike the differences are."""
-    assert [sequential.fewest_pairs(ALPHA, m) for m in (1, 2, 8, 16)] == [6, 8, 10, 11]
-    assert [sequential.fewest_pairs(ALPHA, m, equal=True) for m in (1, 8, 16)] == [6, 9, 10]
+    assert [bets.fewest_pairs(ALPHA, m) for m in (1, 2, 8, 16)] == [6, 8, 10, 11]
+    assert [bets.fewest_pairs(ALPHA, m, equal=True) for m in (1, 8, 16)] == [6, 9, 10]
     for m in (1, 8):
-        n = sequential.fewest_pairs(ALPHA, m)
+        n = bets.fewest_pairs(ALPHA, m)
         assert m * 2.0 ** (1 - n) <= ALPHA
         others = {str(i): [0.0, 1.0, -1.0] for i in range(m - 1)}
         sure = [1.0 + 0.001 * (i % 3) for i in range(n)]
         assert sequential.decide(others | {"a": sure})["a"].verdict == "helps"
         assert sequential.decide(others | {"a": sure[:-1]})["a"].verdict == "undecided"
-        same = sequential.fewest_pairs(ALPHA, m, equal=True)
+        same = bets.fewest_pairs(ALPHA, m, equal=True)
         assert sequential.decide(others | {"a": [0.0] * same})["a"].verdict == "equal"
         assert sequential.decide(others | {"a": [0.0] * (same - 1)})["a"].verdict == "undecided"
     early = sequential.decide({"a": [1.0] * 5})["a"]

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speedrun.science import sequential
-from tests.science.test_sequential import ALPHA, spread_out
+from tests.science.test_bets import ALPHA
+from tests.science.test_sequential import spread_out
 
 
 @settings(max_examples=60, deadline=None)
