@@ -38,15 +38,30 @@ run: setup
 test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/integration $(ARGS)
 
-# Every command of the documents; heavy packages that nothing else needs, in a folder of their own; the kernels under sanitizers and
-# as every compiler here builds them, for every CPU that runs here or is emulated.
-integration: .venv/integration/ready
+# Every command of the documents; heavy packages that nothing else needs, in folders of their own; exports and the server
+# as others use them, in environments without this package; the kernels under sanitizers and as every compiler here builds
+# them, for every CPU that runs here or is emulated.
+integration: .venv/integration/ready .venv/clean/ready .venv/peers/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
 	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal tests/model \
 		-k "clang or aarch64 or hot_loops" $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
 	$(PIP) --upgrade --target .venv/integration wandb
+	touch $@
+
+# transformers and what it needs, and nothing of ours.
+.venv/clean/ready: constraints.txt
+	$(PYTHON) -m venv .venv/clean
+	.venv/clean/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch transformers
+	touch $@
+
+# The same with lm-evaluation-harness and the openai client beside it; torch is there once.
+.venv/peers/ready: .venv/clean/ready
+	$(PYTHON) -m venv .venv/peers
+	.venv/clean/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' > \
+		"$$(.venv/peers/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/clean.pth"
+	.venv/peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'lm_eval[hf]' openai
 	touch $@
 
 lint: .venv/ready-lint
@@ -56,19 +71,19 @@ lint: .venv/ready-lint
 	@if command -v npm >/dev/null && node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null; then \
 		$(MAKE) --no-print-directory lint-page; \
 	else \
-		echo "The report page's scripts were not checked: that takes Node 20 or newer, and npm."; \
+		echo "The pages' scripts were not checked: that takes Node 20 or newer, and npm."; \
 	fi
 
-# Only checking the page's scripts needs Node: Python builds the page, a browser runs it.
+# Only checking the pages' scripts needs Node: Python builds or serves them, a browser runs them.
 PAGE := tools/page
 lint-page: $(PAGE)/node_modules/ready
-	$(PAGE)/node_modules/.bin/eslint --config $(PAGE)/eslint.config.js speedrun/report/page/static
+	$(PAGE)/node_modules/.bin/eslint --config $(PAGE)/eslint.config.js speedrun/report/page/static speedrun/serve/page
 	$(PAGE)/node_modules/.bin/tsc --project $(PAGE)
 
 # Done once; done again when the lock file changes.
 $(PAGE)/node_modules/ready: $(PAGE)/package.json $(PAGE)/package-lock.json
 	@npm ci --prefix $(PAGE) || \
-		{ echo "The report page's scripts were not checked: npm ci failed in $(PAGE)."; exit 1; }
+		{ echo "The pages' scripts were not checked: npm ci failed in $(PAGE)."; exit 1; }
 	touch $@
 
 bench: setup

@@ -16,6 +16,7 @@ from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 
 if TYPE_CHECKING:
+    from tests.report.browser import Browser
     from tests.science.board import Board
 
 # The same examples every time: a test that passes here passes everywhere. To look for new ones:
@@ -99,6 +100,17 @@ def tiny(tiny_dataset: Path) -> Callable[..., Config]:
         return resolve(recipe, "nano", [*TINY, f"data.dir={tiny_dataset}", *overrides]).config
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    from tests.report.browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("NOT TESTED: the page in a browser, since there is no Chromium here")
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="module")

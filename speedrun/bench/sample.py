@@ -3,19 +3,20 @@
 A text as long as the model's context is written one token at a time, drawing and decoding
 included. Its rivals: reading the whole text again for each token, and the products of the model's
 matrices with a vector each, by torch.mv and nothing else, which no token can do without. A prompt
-is as long as the context. The weights are fresh: what they are makes no difference to the time.
+is as long as the context. Texts that are written together share the reading of the weights: eight
+of them are set against one. The weights are fresh: what they are makes no difference to the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from speedrun.bench.step import nano_config
 from speedrun.bench.timing import Figures, take_turns
+from speedrun.config.schedule import settings_at
 from speedrun.data.dataset import TOKENIZER
 from speedrun.data.find import find_dataset
 from speedrun.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
@@ -23,9 +24,11 @@ from speedrun.hardware import cores
 from speedrun.model import native
 from speedrun.model.gpt import GPT
 from speedrun.model.linear import Linear
-from speedrun.serve.sample import Writer, draw
+from speedrun.model.plan import AttentionPlanner
+from speedrun.serve.sampling import Logits, Sampler, Sampling, draw
+from speedrun.serve.slots import Slots
 
-TEMPERATURE, TOP_K = 0.8, 50  # what `speedrun sample` does unless told otherwise
+TOGETHER = 8  # texts at a time
 EVERY = 16  # recomputing is timed at every 16th length of the text
 
 
@@ -36,10 +39,12 @@ class Samples:
         config = nano_config(recipe, overrides)
         self._tokenizer: Tokenizer = load_tokenizer(find_dataset(config) / TOKENIZER)
         self.model = GPT(config.model, self._tokenizer.vocab_size, config.batch.length).eval()
-        self._writer = Writer(self.model, config, config.steps)
-        self._source = torch.Generator().manual_seed(0)
+        planner = AttentionPlanner(config, torch.device("cpu"))
+        planner.apply_settings(settings_at(config, config.steps))
+        self._slots = Slots(self.model, planner, self._tokenizer.eot, TOGETHER)
+        self._samplers = [Sampler(Sampling(seed=n)) for n in range(TOGETHER)]
         self._decoder = StreamDecoder(self._tokenizer)
-        self.length = self._writer.room
+        self.length = self._slots.room
         generator = torch.Generator().manual_seed(0)
         self.prompt: list[int] = torch.randint(
             self._tokenizer.vocab_size, (self.length,), generator=generator
@@ -49,17 +54,21 @@ class Samples:
             matrices.append(self.model.embedding.weight.detach())
         self._products = [(matrix, torch.randn(matrix.size(1))) for matrix in matrices]
 
-    def _token(self, logits_V: Tensor) -> int:
-        token = draw(logits_V, TEMPERATURE, TOP_K, self._source)
-        self._decoder.feed(token)
-        return token
+    def _tokens(self, logits: Mapping[int, Logits]) -> dict[int, int]:
+        """The next token of each slot."""
+        tokens = draw([*zip(self._samplers, logits.values(), strict=False)])
+        for token in tokens:
+            self._decoder.feed(token)
+        return dict(zip(logits, tokens, strict=True))
 
-    def write(self, count: int) -> None:
-        """A text of `count` tokens; the end-of-text token does not end it here."""
-        self._writer.forget()
-        token = self._tokenizer.eot
+    def write(self, count: int, texts: int = 1) -> None:
+        """Texts of `count` tokens each; the end-of-text token does not end one here."""
+        slots = [self._slots.take() for _ in range(texts)]
+        tokens = dict.fromkeys(slots, 0)
         for _ in range(count):
-            token = self._token(self._writer.feed([token]))
+            tokens = self._tokens(self._slots.feed({slot: [tokens[slot]] for slot in slots}))
+        for slot in slots:
+            self._slots.give_back(slot)
 
     def recompute(self) -> None:
         """The tokens at every 16th length of a text, each from the text so far."""
@@ -68,8 +77,9 @@ class Samples:
 
     def read(self, length: int) -> None:
         """A prompt of `length` tokens, and the token after it."""
-        self._writer.forget()
-        self._token(self._writer.feed(self.prompt[:length]))
+        slot = self._slots.take()
+        self._tokens(self._slots.feed({slot: self.prompt[:length]}))
+        self._slots.give_back(slot)
 
     def multiply(self) -> None:
         """As many times the products alone as a text has tokens."""
@@ -109,6 +119,7 @@ def measure_recipe(samples: Samples, turns: int) -> Figures:
     seconds = take_turns(
         {
             "write": partial(samples.write, length),
+            "write together": partial(samples.write, length, TOGETHER),
             "write more": partial(samples.write, 2 * length),
             "recompute": samples.recompute,
             "multiply": samples.multiply,
@@ -121,6 +132,8 @@ def measure_recipe(samples: Samples, turns: int) -> Figures:
     again = seconds["recompute"] / (length // EVERY)
     return {
         "tokens_per_second": 1 / token,
+        "tokens_per_second_of_8_texts": TOGETHER * length / seconds["write together"],
+        "speedup_of_8_texts": TOGETHER * seconds["write"] / seconds["write together"],
         "tokens_per_second_recomputing": 1 / again,
         "cache_speedup": again / token,
         "times_of_products": seconds["write"] / seconds["multiply"],

@@ -1,4 +1,6 @@
-"""The `speedrun` command: verbs only; those that compare and measure are in measure.py.
+"""The `speedrun` command: verbs only.
+
+Those that use a trained run are in use.py, those that compare and measure in measure.py.
 
 Each verb imports what it needs when it runs, so `speedrun --help` never loads torch. A user's
 mistake is a `SpeedrunError`: its sentence goes to stderr and its code to the shell.
@@ -19,6 +21,7 @@ import typer.core
 from speedrun import __version__
 from speedrun.cli.measure import Track
 from speedrun.cli.measure import app as measure_app
+from speedrun.cli.use import app as use_app
 from speedrun.errors import ConfigError, SpeedrunError
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ app = typer.Typer(
 recipes_app = typer.Typer(help="How to train: list, show and compare recipes.")
 tracks_app = typer.Typer(help="What is raced: list, show and compare tracks.")
 data_app = typer.Typer(help="Build, inspect, verify and download datasets.", no_args_is_help=True)
-app.add_typer(measure_app)  # without a name: its verbs are listed after those of this file
+app.add_typer(use_app)  # without a name: its verbs are listed after those of this file
+app.add_typer(measure_app)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(tracks_app, name="tracks")
 app.add_typer(data_app, name="data")
@@ -89,7 +93,10 @@ def train(
         bool, typer.Option("--dry-run", help="Print the config and its cost, and exit.")
     ] = False,
     log: Annotated[
-        list[str] | None, typer.Option(help="Also log to tensorboard or wandb (extras).")
+        list[str] | None,
+        typer.Option(
+            help="Also log to tensorboard or wandb (extras); WANDB_MODE=offline: without network."
+        ),
     ] = None,
     sample_tokens: Annotated[
         int, typer.Option(help="Tokens of text to write at the end; 0: none.", min=0)
@@ -124,23 +131,6 @@ def train(
             ranks=ranks,
             max_restarts=max_restarts,
         )
-    )
-
-
-@app.command(epilog='Example:  speedrun sample runs/first --prompt "def main" --tokens 200')
-def sample(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
-    tokens: Annotated[int, typer.Option(help="Write at most so many tokens.", min=1)] = 200,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", min=0)] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.", min=0)] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.", min=0)] = 0,
-) -> None:
-    """Stream text from a trained run."""
-    from speedrun.commands.sample import sample_command
-
-    sample_command(
-        run, prompt=prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed
     )
 
 

@@ -18,6 +18,7 @@ from speedrun.terminal.console import print_table, size_text
 from speedrun.train.build import choose_device, choose_precision
 
 EXTRAS = {
+    "serve": ("uvicorn", "`serve`"),
     "files": ("pyarrow", "compressed JSONL and parquet"),
     "hub": ("datasets", "Hugging Face datasets and `data download`"),
     "tensorboard": ("tensorboard", "`train --log tensorboard`"),

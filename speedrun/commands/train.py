@@ -126,10 +126,11 @@ def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens:
         return
     can_write = run.tokenizer.exists()
     if sample_tokens and can_write:
+        from speedrun.serve.sampling import Sampling
+
         print("\nwhat it writes:")
-        text = sample_command(
-            run.path, prompt=PROMPT, tokens=sample_tokens, temperature=1.0, top_k=40, seed=0
-        )
+        sampling = Sampling(temperature=1.0, top_k=40)
+        text = sample_command(run.path, prompt=PROMPT, tokens=sample_tokens, sampling=sampling)
         run.log("sample", prompt=PROMPT, text=text)
     print(f"\nrun folder: {run.path}")
     if can_write:

@@ -112,23 +112,31 @@ class Corpus:
         notes = Counter() if notes is None else notes
         notes.update(self.other_files)
         before, some = 0, False
-        seen: set[bytes] = set()  # paragraphs of docstrings
+        seen: set[bytes] = set()
         for source in self.sources:
-            count, whole = 0, isinstance(source, HubSource) or source.kind not in ONE_TEXT
-            first = True
-            for document in self._read(source, notes, seen):
-                count += 1
-                if not document.text or document.text.isspace():
-                    notes[BLANK] += 1
-                    continue
-                yield Document(document.text, before + document.read, first, source.side)
-                some, first = True, whole
-            if isinstance(source, SourceFile):
-                notes[CUT] += source.kind == "text" and count > 1
-                notes[BLANK] += source.size == 0
-                before += source.size
+            for document in self.documents_of(source, notes, seen):
+                yield document._replace(read=before + document.read)
+                some = True
+            before += source.size if isinstance(source, SourceFile) else 0
         if not some:
             raise DataError(f"no document of {', '.join(self.names)} has any text: name others")
+
+    def documents_of(
+        self, source: SourceFile | HubSource, notes: Notes, seen: set[bytes]
+    ) -> Iterator[Document]:
+        """Those of one source; `seen` are the paragraphs of docstrings that came before."""
+        count, whole = 0, isinstance(source, HubSource) or source.kind not in ONE_TEXT
+        first = True
+        for document in self._read(source, notes, seen):
+            count += 1
+            if not document.text or document.text.isspace():
+                notes[BLANK] += 1
+                continue
+            yield Document(document.text, document.read, first, source.side)
+            first = whole
+        if isinstance(source, SourceFile):
+            notes[CUT] += source.kind == "text" and count > 1
+            notes[BLANK] += source.size == 0
 
     def stamp(self) -> str:
         """Changes when a file is added, removed or written to; costs one stat per file."""

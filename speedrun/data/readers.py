@@ -60,6 +60,17 @@ def read_text(path: Path, compression: str | None, limit: int) -> Iterator[Docum
 
 def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Document]:
     """One document per line: the string under `field`. Lines of white space are passed over."""
+    for record, where, read in read_records(path, compression, f'{{"{field}": "..."}}'):
+        yield Document(text_of(record, field, where), read)
+
+
+def read_records(
+    path: Path, compression: str | None, example: str
+) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """The objects of a file of JSON lines, each with its file and line, and the bytes read.
+
+    `example` is what is shown to somebody whose line is no object.
+    """
     with _opened(path, compression) as (stream, disk):
         lines = iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
         start = 0
@@ -73,7 +84,7 @@ def read_jsonl(path: Path, compression: str | None, field: str) -> Iterator[Docu
             text = _decode(line, path, start).removeprefix("\ufeff")
             start += len(line)
             if text and not text.isspace():
-                yield Document(_json_text(text, field, where), disk.tell())
+                yield _json_object(text, example, where), where, disk.tell()
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Document]:
@@ -196,7 +207,7 @@ def _decode(data: bytes, path: Path, start: int) -> str:
         ) from None
 
 
-def _json_text(line: str, field: str, where: str) -> str:
+def _json_object(line: str, example: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
@@ -209,9 +220,9 @@ def _json_text(line: str, field: str, where: str) -> str:
     if not isinstance(record, dict):
         raise DataError(
             f"{where} is a JSON {type(record).__name__}: each line must be an object such as "
-            f'{{"{field}": "..."}}'
+            f"{example}"
         )
-    return text_of(record, field, where)
+    return record
 
 
 def _check_column(schema: Any, field: str, path: Path) -> None:

@@ -8,6 +8,7 @@ Shapes: B batch, G key/value heads, T time, K head dim.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,22 @@ class Cache:
         """Count the tokens that the layers have just been given."""
         self._count(self.length + ids_BT.size(1))
         self.last_B1.copy_(ids_BT[:, -1:])
+
+    def advance_to(self, length: int, last: int) -> None:
+        """So many tokens are there now, the last of which is this one."""
+        self._count(length)
+        self.last_B1.fill_(last)
+
+    def row(self, index: int) -> Cache:
+        """One row alone, which counts its own tokens; its tensors are views of these."""
+        alone = copy(self)
+        one = slice(index, index + 1)
+        alone.last_B1 = self.last_B1[one]
+        alone.layers = [
+            LayerCache(layer.keys[one], layer.values[one], layer.last_key[one])
+            for layer in self.layers
+        ]
+        return alone
 
     def clear(self) -> None:
         """Forget all tokens."""

@@ -60,10 +60,13 @@ class GPT(nn.Module):
         plan: AttentionPlan,
         targets_BT: Tensor | None = None,
         cache: Cache | None = None,
+        *,
+        each: bool = False,
     ) -> Tensor:
         """The loss of training or of validation (`self.training`); without targets the logits.
 
-        With a cache only the last token's logits: they are a fourth of the time of a prompt.
+        `each`: every token's own loss, where its target is not negative (`Loss.of_each`). With a
+        cache only the last token's logits: they are a fourth of the time of a prompt.
         """
         x = self.embedding(ids_BT)
         if self.positions is not None:
@@ -92,6 +95,8 @@ class GPT(nn.Module):
         x = self.norm(x)
         if targets_BT is None:
             return self.logits(x if cache is None else x[:, -1:])
+        if each:
+            return self.loss.of_each(x, self.head_weight, targets_BT)
         loss: Tensor = self.loss(x, self.head_weight, targets_BT)
         return loss
 

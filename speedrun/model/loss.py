@@ -8,11 +8,12 @@ buffers with persistent=False.
 Shapes: B batch, T time, D width, V vocabulary.
 """
 
+import torch
 from torch import Tensor, nn
 
 from speedrun.config.schedule import Settings
 from speedrun.config.schema import ModelConfig
-from speedrun.model.products import head_loss
+from speedrun.model.products import head_loss, token_losses
 
 
 class Loss(nn.Module):
@@ -38,3 +39,12 @@ class Loss(nn.Module):
     def validation_loss(self, x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor) -> Tensor:
         """Nats per token of the next token: comparable between recipes, whatever they train on."""
         return head_loss(x_BTD, head_VD, targets_BT, self.softcap)
+
+    def of_each(self, x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor) -> Tensor:
+        """The validation loss token by token, (B, T); 0 at negative targets, which do not count."""
+        counts_BT = targets_BT >= 0
+        losses_BT = torch.zeros(targets_BT.shape, device=x_BTD.device)
+        losses_BT[counts_BT] = token_losses(
+            x_BTD[counts_BT], head_VD, targets_BT[counts_BT], self.softcap
+        )
+        return losses_BT

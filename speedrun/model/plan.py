@@ -106,21 +106,22 @@ class AttentionPlanner:
 
     def plan_last(self, documents_BT: Tensor, queries: int) -> AttentionPlan:
         """For sampling: only the last `queries` tokens are queries, all tokens so far are keys."""
-        documents_BT = self._documents(documents_BT)
-        first_BQ1 = first_key(documents_BT, self.window, self._config.window)[:, -queries:, None]
+        first_BQ1 = self.first_keys(documents_BT)[:, -queries:, None]
         T = documents_BT.size(1)
         key_T = torch.arange(T, device=documents_BT.device)
         query_Q1 = key_T[T - queries :, None]
         mask_BQT = (key_T >= first_BQ1) & (key_T <= query_Q1)
-        starts_BQ = document_starts(documents_BT)[:, -queries:]
+        starts_BQ = document_starts(self._documents(documents_BT))[:, -queries:]
         return AttentionPlan((LayerPlan("dense", mask_BQT[:, None], starts_BQ),))
 
-    def first_keys(self, length: int) -> list[int]:
-        """The first key that each token of one document sees."""
-        documents_BT = self._documents(torch.zeros(1, length, dtype=torch.int32))
-        first_BT = first_key(documents_BT, self.window, self._config.window)
-        firsts: list[int] = first_BT[0].tolist()
-        return firsts
+    def first_keys(self, documents_BT: Tensor) -> Tensor:
+        """The first key that each token sees, (B, T)."""
+        return first_key(self._documents(documents_BT), self.window, self._config.window)
+
+    @property
+    def inside_documents(self) -> bool:
+        """Whether tokens see those of their own document alone."""
+        return self._config.documents
 
     def _documents(self, documents_BT: Tensor) -> Tensor:
         """Without attention.documents a row is one document."""

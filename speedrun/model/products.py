@@ -22,6 +22,7 @@ from speedrun.model.fused import native_for, relu_squared, rms_norm, rotate, sof
 from speedrun.model.native.operators import differentiate, operator
 
 FEWEST = 32  # rows
+SOME = 256  # rows of logits in memory at once where each row's loss is wanted
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -90,6 +91,20 @@ def head_loss(x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor, cap: float) ->
         return _head_loss(x_ND, head_VD, targets_N, cap, with_gradients)[0]
     logits_NV = softcap(F.linear(x_ND, head_VD.to(x_ND.dtype)), cap)
     return F.cross_entropy(logits_NV.float(), targets_N)
+
+
+def token_losses(x_ND: Tensor, head_VD: Tensor, targets_N: Tensor, cap: float) -> Tensor:
+    """The loss of every token by itself, (N,) in fp32, to be looked at: it has no gradient."""
+    x_ND, head_VD = x_ND.detach(), head_VD.detach()
+    if _native_for(x_ND, head_VD[:0]):
+        return _token_losses(x_ND, head_VD, targets_N, cap)
+    losses = [
+        F.cross_entropy(
+            softcap(F.linear(x, head_VD.to(x.dtype)), cap).float(), targets, reduction="none"
+        )
+        for x, targets in zip(torch.split(x_ND, SOME), torch.split(targets_N, SOME), strict=True)
+    ]
+    return torch.cat(losses)
 
 
 def _native_for(x: Tensor, *weights: Tensor) -> bool:
@@ -245,6 +260,18 @@ def _head_loss(
     sizes = len(x_ND), *reversed(head_VD.shape)
     native.run("head_loss", x_ND, head_VD, targets_N, cap, loss, *gradients, *sizes)
     return loss, dx, dhead
+
+
+def _like_token_losses(x_ND: Tensor, *_: object) -> Tensor:
+    return x_ND.new_empty(len(x_ND))
+
+
+@operator("token_losses", like=_like_token_losses)
+def _token_losses(x_ND: Tensor, head_VD: Tensor, targets_N: Tensor, cap: float) -> Tensor:
+    losses_N = _like_token_losses(x_ND)
+    sizes = len(x_ND), *reversed(head_VD.shape)
+    native.run("token_losses", x_ND, head_VD, targets_N, cap, losses_N, *sizes)
+    return losses_N
 
 
 def _keep_linear(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ARG001

@@ -81,7 +81,7 @@ class LiveDisplay(Display):
         self._live.start()
 
     def note(self, text: str) -> None:
-        self._live.console.print(text, highlight=False)
+        self._live.console.print(text, highlight=False, markup=False)  # it may quote anything
 
     def step(self, view: StepView) -> None:
         bar = Table.grid(padding=(0, 2))

@@ -18,22 +18,19 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from speedrun.config.schedule import settings_at
-from speedrun.config.schema import Config, MachineConfig
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset, load_tokenizer_if_any, open_dataset
 from speedrun.data.loader import Batch
 from speedrun.data.splits import TEST, VAL
 from speedrun.data.validation import FIRST, LAST, SPREAD, ValidationBatches, rows_in
-from speedrun.errors import DataError, RunError
+from speedrun.errors import DataError
 from speedrun.files import write_json
 from speedrun.model.backend import prepare_backend
-from speedrun.model.gpt import GPT
-from speedrun.model.plan import AttentionPlanner
 from speedrun.train import checkpoint
-from speedrun.train.build import choose_device, choose_precision
+from speedrun.train.build import choose_device
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import read_json, validated
+from speedrun.train.trained import last_checkpoint, load_trained
 from speedrun.train.validate import Validation, validate
 from speedrun.train.world import World
 
@@ -72,13 +69,6 @@ def dataset_of(run: RunFolder) -> Path:
     return folder
 
 
-def last_checkpoint(run: RunFolder) -> checkpoint.Checkpoint:
-    found, _ = checkpoint.latest(run.checkpoints)
-    if found is None:
-        raise RunError(f"{run.path} has no whole checkpoint, so its weights cannot be evaluated")
-    return found
-
-
 def evaluate(run: RunFolder, split: str = VAL) -> Validation | None:
     """The last weights on validation rows as in training, or on the test; None: there is none."""
     config, folder = run.load_config(), dataset_of(run)
@@ -105,26 +95,15 @@ def evaluate(run: RunFolder, split: str = VAL) -> Validation | None:
     )  # fmt: skip
     tokenizer, _ = load_tokenizer_if_any(dataset)
     sizes = torch.from_numpy(tokenizer.token_bytes()).to(device) if tokenizer else None
-    return validate(_loss_of(run, config, dataset.vocab_size, device), batches, sizes,
+    return validate(_loss_of(run, dataset.vocab_size, device), batches, sizes,
                     World.alone(device))  # fmt: skip
 
 
-def _loss_of(
-    run: RunFolder, config: Config, vocab_size: int, device: torch.device
-) -> Callable[[Batch], Tensor]:
-    """The model with its last weights and its widest window, as a function of a batch."""
-    found = last_checkpoint(run)
-    here = config.model_copy(update={"machine": MachineConfig()})
-    dtype, _ = choose_precision("auto", device)
-    model = GPT(config.model, vocab_size, config.batch.length)
-    model.load_state_dict(found.model())
-    model.set_precision(dtype).to(device).eval()
-    planner = AttentionPlanner(here, device, dtype)
-    prepare_backend(planner.backend, config.model.size_of_head)
-    settings = settings_at(config, found.step)
-    for part in (planner, model.loss):
-        part.apply_settings(settings)
-    planner.widen(config.validation.window)
+def _loss_of(run: RunFolder, vocab_size: int, device: torch.device) -> Callable[[Batch], Tensor]:
+    """The run's model as a function of a batch."""
+    trained = load_trained(run, vocab_size, device)
+    model, planner = trained.model, trained.planner
+    prepare_backend(planner.backend, trained.config.model.size_of_head)
 
     def loss_of(batch: Batch) -> Tensor:
         loss: Tensor = model(batch.inputs, planner.plan(batch.documents), batch.targets)
@@ -135,7 +114,7 @@ def _loss_of(
 
 def tested(run: RunFolder) -> Tested | None:
     """What the run's weights lose on the test, evaluated once; None: its dataset has no test."""
-    found = last_checkpoint(run)
+    found, _ = last_checkpoint(run)
     of_these = found.meta["sha256"][checkpoint.MODEL], found.meta["dataset_fingerprint"]
     before = read_test(run)
     looks = before.all if before else []

@@ -9,14 +9,15 @@ on a machine whose speed changes by the minute, a peak measured once would say n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from speedrun.config.schema import Config
 from speedrun.hardware import memory_available, memory_bytes
+from speedrun.train.guard import Guarded, Sink
 from speedrun.train.health import Outcome
 from speedrun.train.progress import Progress
 from speedrun.train.validate import Validation
@@ -31,10 +32,6 @@ DATA_BOUND = 0.05  # share of training time spent waiting for data that is worth
 DIVERGING = 1.0  # nats above the best of the last losses
 MEMORY_LOW = 0.05  # share of memory still free
 PEAK_PAUSE = 50  # times the work that fits in measuring a peak, before it is measured again
-
-
-class Sink(Protocol):
-    def log(self, kind: str, **values: Any) -> None: ...
 
 
 class Display:
@@ -80,7 +77,7 @@ class Log:
     def __init__(
         self,
         config: Config,
-        sinks: Sequence[Sink],
+        sinks: Mapping[str, Sink],  # by the names that notes call them
         display: Display,
         *,
         start_seconds: float = 0.0,  # of training before this process
@@ -88,25 +85,19 @@ class Log:
         device: torch.device,
         last_step: int | None = None,  # None: the last of the config
     ) -> None:
-        self._config, self._sinks, self._display = config, sinks, display
+        self._config, self._display = config, display
+        self._sinks = [Guarded(name, sink, display.note) for name, sink in sinks.items()]
         self._flops_per_step, self._device = flops_per_token * config.batch.tokens, device
         self._last_step = last_step or config.steps
         self._peak: Peak | None = None  # as last measured, when the present stretch began
         self._stretch_from, self._stretch_steps = start_seconds, 0
-        self._failing: set[Sink] = set()  # sinks that could not write when last tried
         self._first_seconds = self._last_seconds = start_seconds
         self._steps = 0
         self._loss, self._rate, self._ms, self._wait = float("nan"), 0.0, 0.0, 0.0
 
     def event(self, kind: str, **values: Any) -> None:
         for sink in self._sinks:
-            try:
-                sink.log(kind, **values)
-                self._failing.discard(sink)
-            except OSError as error:  # a full disk must not end a run that can go on
-                if sink not in self._failing:
-                    self._display.note(f"metrics cannot be written: {error.strerror}; going on")
-                self._failing.add(sink)
+            sink.log(kind, **values)
         if kind in SENTENCES:
             self._display.note(SENTENCES[kind].format(**values))
 

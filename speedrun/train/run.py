@@ -9,6 +9,8 @@ forced.json       what a resume with --force overrode, for ever
 earlier-N/        records of an attempt that left no checkpoint to go on from
 tokenizer/        a copy of the dataset's tokenizer, so that the run can be sampled anywhere
 checkpoints/      step-NNNNNN folders
+tensorboard/      event files, with `--log tensorboard`
+wandb.json        with `--log wandb`, the id of the run there; its files are in wandb/
 
 Whatever replaces a file appears whole or not at all, so a run can be killed at any instant and
 resumed.

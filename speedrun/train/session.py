@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,8 @@ from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.environment import environment, with_earlier
 from speedrun.train.estimate import flops_per_token
-from speedrun.train.log import Display, Log, Sink
+from speedrun.train.guard import Sink
+from speedrun.train.log import Display, Log
 from speedrun.train.loop import train
 from speedrun.train.progress import Progress
 from speedrun.train.request import Request
@@ -29,7 +31,7 @@ from speedrun.train.resume import (
 )
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls
-from speedrun.train.sinks import open_sinks
+from speedrun.train.sinks import Loggers, Start, check_loggers
 from speedrun.train.summary import Environment, Summary
 from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
@@ -48,6 +50,7 @@ def run_training(
         step = START
         with world.together():
             if world.first:
+                check_loggers(request.log)
                 stack.enter_context(run.locked())
                 if request.resume:
                     step = find_step(run, display, request.force)
@@ -64,8 +67,11 @@ def run_training(
                 )
             trainer = Trainer(config, world, dataset, progress, request.stop_after)
             stack.enter_context(trainer.loader)
+        loggers = stack.enter_context(Loggers(display.note))
+        sinks: Mapping[str, Sink] = {}
         with world.together():
-            sinks = _open_folder(run, trainer, found, request, display) if world.first else []
+            if world.first:
+                sinks = _open_folder(run, trainer, found, request, display, loggers)
         trainer.share_gradients()
         if found:
             trainer.restore(found)
@@ -91,6 +97,7 @@ def run_training(
         if world.first:
             summary = summary.model_copy(update={"metrics_sha256": run.metrics_digest()})
             run.write_summary(summary)
+        loggers.ended(code, summary.as_dict())
     return summary, code
 
 
@@ -100,7 +107,8 @@ def _open_folder(
     found: checkpoint.Checkpoint | None,
     request: Request,
     display: Display,
-) -> list[Sink]:
+    loggers: Loggers,
+) -> Mapping[str, Sink]:
     """Begin the run's folder, or take it back to the checkpoint; gives where records go."""
     config, here = trainer.config, environment(trainer.world.device, trainer.kernels)
     forced = (
@@ -114,7 +122,9 @@ def _open_folder(
             "--force to go on all the same, which stays written in the run"
         )
     trainer.identity["code_sha256"] = here["code_sha256"]
-    sinks = open_sinks(request.log, run.path)
+    step = found.step if found else None
+    records = len(run.read_metrics()) if found and request.log else 0
+    opened = loggers.open(request.log, Start(run.path, config, step, records))
     if trainer.data.tokenizer is not None:
         trainer.data.tokenizer.save(run.tokenizer)
     if found is None:
@@ -130,10 +140,12 @@ def _open_folder(
         if trainer.progress.forced:
             run.write_forced(trainer.progress.forced)
         run.describe(config, with_earlier(here, Environment.read(run.environment)))
-    return [run, *sinks]
+    return {"metrics": run, **opened}
 
 
-def _open_log(trainer: Trainer, sinks: list[Sink], display: Display, *, resumed: bool) -> Log:
+def _open_log(
+    trainer: Trainer, sinks: Mapping[str, Sink], display: Display, *, resumed: bool
+) -> Log:
     """The log, with the first lines said."""
     log = Log(
         trainer.config,

@@ -5,6 +5,7 @@
 // The arguments are the number of draws and the seed.
 #include "attention.cpp"
 #include "decode.cpp"
+#include "draw.cpp"
 #include "fused.cpp"
 #include "linear.cpp"
 #include "loss.cpp"
@@ -99,7 +100,7 @@ void qkv(int64_t rows, int threads) {
 void head(int64_t rows, int threads) {
   int64_t D = 16 * draw(1, 6), V = draw(1, 300);
   Array x = filled(rows * D), W = filled(V * D), loss = unwritten(1), dx = unwritten(rows * D),
-        dW = unwritten(V * D);
+        dW = unwritten(V * D), each = unwritten(rows);
   auto targets = std::make_unique<int64_t[]>(rows);
   for (int64_t i = 0; i < rows; i++) targets[i] = draw(0, V - 1);
   float cap = 15.f * draw(0, 1);
@@ -107,6 +108,8 @@ void head(int64_t rows, int threads) {
   written("head_loss without gradients", loss);
   head_loss(x, W, targets.get(), cap, loss, dx, dW, rows, D, V, threads);
   written("head_loss", loss, dx, dW);
+  token_losses(x, W, targets.get(), cap, each, rows, D, V, threads);
+  written("token_losses", each);
   targets[rows - 1] = V;
   if (!head_loss(x, W, targets.get(), cap, loss, dx, dW, rows, D, V, threads)) std::abort();
 }
@@ -165,35 +168,73 @@ void muon(int64_t, int threads) {
   written("orthogonalize", out);
 }
 
-// One step of each kind, and of those that have a choice one of each choice.
+// One step of each kind, and of those that have a choice one of each choice, for texts in some slots.
 void token(int64_t, int threads) {
-  int64_t columns = draw(1, 300), rows = draw(1, 700), T = draw(1, 60), position = draw(0, T - 1);
+  int64_t columns = draw(1, 300), rows = draw(1, 700), T = draw(1, 60), S = draw(1, 19);
   int64_t K = 4 * draw(1, 20), G = draw(1, 3), group = draw(1, 3), H = G * group;
-  Array x = filled(columns), y = filled(columns), gain = filled(columns), sum = unwritten(columns),
-        mixed = unwritten(columns), normed = unwritten(columns), scaled = unwritten(columns),
-        squared = unwritten(columns), bent = unwritten(columns), capped = unwritten(columns),
-        table = filled(T * columns), matrix = filled(rows * columns), bias = filled(rows),
-        out = unwritten(rows), q = filled(H * K), k = filled(G * K), last = filled(G * K),
-        cos = filled(T * K / 2), sin = filled(T * K / 2), keys = filled(G * T * K),
-        values = filled(G * T * K), heads = unwritten(H * K);
+  Array x = filled(S * columns), y = filled(S * columns), gain = filled(columns),
+        shift = filled(columns), sum = unwritten(S * columns), mixed = unwritten(S * columns),
+        normed = unwritten(S * columns), scaled = unwritten(S * columns),
+        squared = unwritten(S * columns), bent = unwritten(S * columns), capped = unwritten(S * columns),
+        table = filled(T * columns), weights = filled(rows * columns), bias = filled(rows),
+        matrix = unwritten(whole_vectors(rows) * columns),
+        out = unwritten(S * rows), q = filled(S * H * K), k = filled(S * G * K),
+        last = filled(S * G * K), cos = filled(T * K / 2), sin = filled(T * K / 2),
+        keys = filled(S * G * T * K), values = filled(S * G * T * K), heads = unwritten(S * H * K);
+  pack_rows(weights, rows, columns, matrix, threads);
+  int64_t c = columns, r = rows, g = G * K, h = H * K, t = G * T * K;
   const decoding::Step steps[] = {
-      {0, sum, nullptr, table, nullptr, 0, columns, 0, 2, 0, 0},
-      {0, sum, nullptr, table, nullptr, 0, columns, 0, 2, 1, 0},
-      {1, mixed, x, y, nullptr, 0, columns, 0, 0, .5f, 2},
-      {2, normed, x, nullptr, nullptr, 1, columns, 0, 0, 1e-6f, 0},
-      {2, scaled, x, gain, y, 1, columns, 0, 0, 1e-6f, 0},
-      {3, q, nullptr, cos, sin, H, K, 0, 0, 0, 0},
-      {4, out, x, matrix, nullptr, rows, columns, 0, 0, 0, 1},
-      {4, out, x, matrix, bias, rows, columns, 0, 0, 1, .5f},
-      {5, squared, x, nullptr, nullptr, 0, columns, 0, 0, 0, 0},
-      {6, bent, x, nullptr, nullptr, 0, columns, 0, 0, 0, 0},
-      {7, capped, x, nullptr, nullptr, 0, columns, 0, 0, 15, 0},
-      {8, k, nullptr, last, nullptr, G, K, 0, 0, 0, 0},
-      {9, keys, k, nullptr, nullptr, G, K, T * K, 0, 0, 0},
-      {10, heads, q, keys, values, H, K, T * K, group, .2f, 0},
+      {0, sum, nullptr, table, nullptr, c, 0, 0, 0, 0, columns, 0, 2, 0, 0},
+      {0, sum, nullptr, table, nullptr, c, 0, 0, 0, 0, columns, 0, 2, 1, 0},
+      {1, mixed, x, y, nullptr, c, c, c, 0, 0, columns, 0, 0, .5f, 2},
+      {2, normed, x, nullptr, nullptr, c, c, 0, 0, 1, columns, 0, 0, 1e-6f, 0},
+      {2, scaled, x, gain, shift, c, c, 0, 0, 1, columns, 0, 0, 1e-6f, 0},
+      {3, q, nullptr, cos, sin, h, 0, 0, 0, H, K, 0, 0, 0, 0},
+      {4, out, x, matrix, nullptr, r, c, 0, 0, rows, columns, 0, 0, 0, 1},
+      {4, out, x, matrix, bias, r, c, 0, 0, rows, columns, 0, 0, 1, .5f},
+      {5, squared, x, nullptr, nullptr, c, c, 0, 0, 0, columns, 0, 0, 0, 0},
+      {6, bent, x, nullptr, nullptr, c, c, 0, 0, 0, columns, 0, 0, 0, 0},
+      {7, capped, x, nullptr, nullptr, c, c, 0, 0, 0, columns, 0, 0, 15, 0},
+      {8, k, nullptr, last, nullptr, g, 0, g, 0, G, K, 0, 0, 0, 0},
+      {9, keys, k, nullptr, nullptr, t, g, 0, 0, G, K, T * K, 0, 0, 0},
+      {10, heads, q, keys, values, h, h, t, t, H, K, T * K, group, .2f, 0},
   };
-  decode(steps, std::size(steps), position, position, position, draw(0, position), threads);
+  std::vector<decoding::Token> tokens;
+  for (int64_t slot = S - 1; slot >= 0; slot--) {
+    int64_t position = draw(0, T - 1);
+    tokens.push_back({slot, {position, position, position}, draw(0, position)});
+  }
+  decode(steps, std::size(steps), tokens.data(), S, threads);
+  int64_t most = T / 2;
+  auto first = std::make_unique<int64_t[]>(T), ids = std::make_unique<int64_t[]>(S * (most + 1)),
+       drawn = std::make_unique<int64_t[]>(S * (most + 1));
+  auto uniform = std::make_unique<double[]>(S * (most + 1));
+  std::vector<decoding::Text> texts;
+  for (int64_t slot = 0; most && slot < S; slot++) {
+    int64_t givens = draw(1, most), count = draw(1, T - most - givens + 1), at = slot * (most + 1);
+    for (int64_t i = 0; i <= most; i++) ids[at + i] = draw(0, T - 1);
+    texts.push_back({slot, draw(0, T - 1), draw(0, T - givens - count + 1) % (most + 1), 0, .5, 1., 0,
+                     &ids[at], givens, &uniform[at], &drawn[at], std::min(count, most)});
+  }
+  // Its logits are a product of `rows` numbers, of which the first T are tokens.
+  decoding::Model model{steps, std::size(steps), out, std::min(rows, T), T, -1, first.get()};
+  if (most) write_tokens(&model, texts.data(), texts.size(), threads);
   written("decode", sum, mixed, normed, scaled, squared, bent, capped, out, heads);
+}
+
+// Tokens of some texts, with logits that are equal, infinite or no numbers among them.
+void sampling(int64_t size, int threads) {
+  int64_t texts = draw(1, 5);
+  Array logits = filled(texts * size);
+  for (int64_t i = 0; i < texts * size; i += draw(1, 9))
+    logits[i] = draw(0, 20) ? 0.f : draw(0, 1) ? NAN : -INFINITY;
+  std::vector<drawing::Draw> asked;
+  for (int64_t t = 0; t < texts; t++)
+    asked.push_back({logits + t * size, draw(0, 3) * .5, draw(0, 4) * .25, draw(0, 999) / 1000.,
+                     draw(0, 2) ? draw(0, size + 2) : 0, -2});
+  ::draw(asked.data(), texts, size, threads);
+  for (const drawing::Draw& one : asked)
+    if (one.token < -1 || one.token >= size) std::abort();
 }
 
 }  // namespace
@@ -203,7 +244,7 @@ int main(int, char** words) {
   random_bits.seed(std::atoi(words[2]));
   const int64_t edges[] = {1, 2, 31, 32, 47, 48, 49, 95, 96, 97, 767, 768, 769};
   for (int i = 0; i < draws; i++)
-    for (auto routine : {linear, mlp, qkv, head, elementwise, attention, muon, token}) {
+    for (auto routine : {linear, mlp, qkv, head, elementwise, attention, muon, token, sampling}) {
       int64_t rows = i % 2 ? edges[draw(0, 12)] : draw(1, 500);
       routine(rows, draw(1, 3));
     }

@@ -33,7 +33,10 @@ BOTH = "speedrun ablate best --track pico --track nano --seeds 5 --switch Muon"
 TUNE = (
     "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
 )
+SERVE = "speedrun serve runs/short"
 SHORTENED = {
+    # It serves until Ctrl-C, which ends it with 130; by itself it would not end.
+    SERVE: f"timeout --preserve-status -s INT 15 {SERVE} --port 0; test $? = 130",
     TUNE: TUNE.replace("--budget 12", "--budget 2") + TINY,
     FINISH: FINISH.replace(" --track pico-prose", "") + FEW,
     TUNED: TUNED.replace("--tuned 12", "--tuned 2") + FEW,

@@ -70,12 +70,12 @@ std::function<int(Request&)> call(int (*routine)(A...)) {
 }
 
 // decode, with all its memory in one array and the places in `steps` counted from its start.
-int decode_within(char* memory, decoding::Step* steps, int64_t count, int64_t id, int64_t pair,
-                  int64_t position, int64_t first, int threads) {
+int decode_within(char* memory, decoding::Step* steps, int64_t count, decoding::Token* tokens,
+                  int64_t texts, int threads) {
   for (int64_t i = 0; i < count; i++)
     for (float** place : {&steps[i].to, &steps[i].x, &steps[i].y, &steps[i].z})
       if (*place) *place = (float*)(memory + (intptr_t)*place);
-  return decode(steps, count, id, pair, position, first, threads);
+  return decode(steps, count, tokens, texts, threads);
 }
 
 }  // namespace
@@ -99,8 +99,10 @@ int main() {
       {"mlp_forward", call(mlp_forward)},
       {"mlp_backward", call(mlp_backward)},
       {"head_loss", call(head_loss)},
+      {"token_losses", call(token_losses)},
       {"orthogonalize", call(orthogonalize)},
       {"decode_within", call(decode_within)},
+      {"pack_rows", call(pack_rows)},
       {"attention_forward", call(attention_forward)},
       {"attention_backward", call(attention_backward)},
   };

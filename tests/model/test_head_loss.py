@@ -12,7 +12,7 @@ from torch import Tensor
 
 from speedrun.model import native, products
 from speedrun.model.fused import softcap
-from speedrun.model.products import head_loss
+from speedrun.model.products import head_loss, token_losses
 from tests.waiting import PATIENCE
 
 from .twins import (
@@ -22,7 +22,9 @@ from .twins import (
     every_build,
     native_only,
     normal,
+    routines,
     targets_of,
+    torch_only,
     weight,
     with_gradients,
 )
@@ -108,6 +110,36 @@ def test_products_and_loss_are_as_exact_as_torch(
 
 @every_build
 @pytest.mark.parametrize("cap", [0.0, 15.0])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 20.0])
+@pytest.mark.parametrize(("rows", "D", "V"), HEADS)
+def test_the_loss_of_every_token(rows: int, D: int, V: int, size: float, cap: float) -> None:
+    """Against torch, against float64, and against their mean."""
+    x, head, targets = size * normal(rows, D), weight(V, D), targets_of(rows, V)[0]
+    with routines() as called:
+        each = token_losses(x, head, targets, cap)
+    assert called == ["token_losses"]
+    with torch_only():
+        twin = token_losses(x, head, targets, cap)
+    exact = in_torch(x.double(), head.double(), targets, cap)[0]
+    for found in (each, twin):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-6 * max(1.0, size))
+    mean = head_loss(x[None], head, targets[None], cap)
+    torch.testing.assert_close(each.double().mean().float(), mean, rtol=1e-6, atol=1e-7)
+
+
+@native_only
+def test_the_loss_of_a_token_is_only_looked_at() -> None:
+    x, head = normal(40, 16).requires_grad_(), normal(50, 16).requires_grad_()
+    targets = targets_of(40, 50)[0]
+    assert not token_losses(x, head, targets, 15.0).requires_grad
+    with torch_only():
+        assert not token_losses(x, head, targets, 15.0).requires_grad
+    with pytest.raises(AssertionError, match="an id of the vocabulary"):
+        token_losses(x, head, targets + 1, 15.0)
+
+
+@every_build
+@pytest.mark.parametrize("cap", [0.0, 15.0])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("spoilt", ["x", "head"])
 def test_what_is_not_finite_in_head_and_loss_ends_as_in_torch(
@@ -189,7 +221,7 @@ MEMORY = """
 import torch
 from speedrun.hardware import peak_memory_bytes  # a child's ru_maxrss begins with its parent's
 from speedrun.model import fused, native, products
-from speedrun.model.products import head_loss
+from speedrun.model.products import head_loss, token_losses
 assert isinstance(native.load(), native.Kernel)
 torch.set_num_threads(2)
 

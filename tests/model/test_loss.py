@@ -59,3 +59,16 @@ def test_both_losses_are_the_mean_over_all_tokens(training: bool) -> None:
 
 def test_the_loss_adds_nothing_to_checkpoints() -> None:
     assert not [name for name in GPT(small(), V, T).state_dict() if name.startswith("loss")]
+
+
+def test_the_loss_of_each_token_and_none_where_the_target_is_negative() -> None:
+    model = lively().eval()
+    targets = ids_of(2, seed=1).long()
+    with torch.no_grad():
+        logits = model(ids_of(2), causal(2))
+        each = model(ids_of(2), causal(2), targets, each=True)
+        some = targets.masked_fill(torch.rand(targets.shape) < 0.5, -1)
+        counted = model(ids_of(2), causal(2), some, each=True)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    torch.testing.assert_close(each, expected.view_as(targets))
+    torch.testing.assert_close(counted, torch.where(some >= 0, each, 0.0))

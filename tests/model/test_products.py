@@ -216,3 +216,4 @@ def test_ops_are_sound() -> None:
     # The gradients that `head_loss` returns beside the loss are not differentiable themselves.
     loss = (flat.detach(), normal(50, 16), targets_of(40, 50)[0], 15.0, True)
     torch.library.opcheck(ops.head_loss.default, loss)
+    torch.library.opcheck(ops.token_losses.default, loss[:-1])

@@ -33,7 +33,11 @@ FRAMES = """new Promise((done) => {
   let left = 4;
   (function next() { left-- ? requestAnimationFrame(next) : done(); })();
 })"""
-KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Tab": 9, "Enter": 13}
+KEYS = {
+    "ArrowRight": 39, "ArrowLeft": 37, "ArrowUp": 38, "ArrowDown": 40, "Home": 36, "End": 35,
+    "Tab": 9, "Enter": 13, "Escape": 27,
+}  # fmt: skip
+CTRL, SHIFT = 2, 8
 
 
 class Browser:
@@ -117,10 +121,30 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=kind, features=[scheme])
 
-    def press(self, key: str) -> None:
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                      windowsVirtualKeyCode=KEYS[key])  # fmt: skip
+    def press(self, key: str, modifiers: int = 0) -> None:
+        down = {"type": "rawKeyDown"}
+        if key == "Enter" and not modifiers:  # which presses a button only as a character
+            down = {"type": "keyDown", "text": "\r"}
+        for how in (down, {"type": "keyUp"}):
+            self.call("Input.dispatchKeyEvent", key=key, code=key, modifiers=modifiers,
+                      windowsVirtualKeyCode=KEYS[key], **how)  # fmt: skip
+        self.settle()
+
+    def type(self, text: str) -> None:
+        """Into whatever has the focus."""
+        self.call("Input.insertText", text=text)
+        self.settle()
+
+    def point(self, element: str) -> None:
+        """The mouse onto the first box of an element, which the expression gives."""
+        place = f"""(() => {{
+          const element = {element};
+          element.scrollIntoView({{ block: "center" }});
+          const box = element.getClientRects()[0];
+          return [box.left + box.width / 2, box.top + box.height / 2];
+        }})()"""
+        x, y = self.js(place)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         self.settle()
 
     def problems(self) -> list[Any]:

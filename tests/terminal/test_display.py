@@ -52,3 +52,12 @@ def test_every_line_says_how_far_the_target_is(changes: dict[str, Any], words: s
     live.step(seen)
     live.close()
     assert words in written.getvalue()
+
+
+def test_a_note_is_shown_as_it_is_whatever_it_quotes() -> None:
+    """An error's brackets are no markup, which would be swallowed, or refused."""
+    written = io.StringIO()
+    live = LiveDisplay(Console(file=written, force_terminal=True, width=200))
+    live.note("wandb cannot be written: [Errno 28] [bold]no[/] [/room]; going on")
+    live.close()
+    assert "written: [Errno 28] [bold]no[/] [/room]; going on" in written.getvalue()

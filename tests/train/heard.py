@@ -14,7 +14,8 @@ from speedrun.config.schema import Config
 from speedrun.terminal.display import PlainDisplay
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
-from speedrun.train.log import Display, Log, Sink, StepView
+from speedrun.train.guard import Sink
+from speedrun.train.log import Display, Log, StepView
 from speedrun.train.request import Interval, Request
 from speedrun.train.run import RunFolder
 from speedrun.train.session import run_training
@@ -54,7 +55,10 @@ def train(config: Config, folder: Path, display: Heard | None = None, **how: Any
 
 def quiet_log(config: Config, *sinks: Sink, display: Display | None = None) -> Log:
     shown, device = display or Display(), ALONE.device
-    return Log(config, sinks, shown, flops_per_token=1, device=device)
+    named = {
+        "metrics" if isinstance(sink, RunFolder) else type(sink).__name__: sink for sink in sinks
+    }
+    return Log(config, named, shown, flops_per_token=1, device=device)
 
 
 def writer_into(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -240,13 +239,3 @@ def test_the_verdict_names_what_is_off() -> None:
     assert log._verdict(progress, 4.5, 0.0, 0.5) == "diverging"
     assert log._verdict(progress, math.nan, 0.0, 0.5) == "diverging"
     assert log._verdict(progress, 3.0, 0.0, 0.01) == "memory nearly full"
-
-
-def test_tensorboard_gets_the_same_curves(tiny: Make, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="NOT TESTED: tensorboard is not installed")
-    module = import_module("tensorboard.backend.event_processing.event_accumulator")
-    train(tiny(), tmp_path / "run", log=("tensorboard",))
-    board = module.EventAccumulator(str(tmp_path / "run/tensorboard"))
-    board.Reload()
-    values = [scalar.value for scalar in board.Scalars("train/loss")]
-    assert values == pytest.approx(losses(tmp_path / "run", "train"), abs=1e-6)

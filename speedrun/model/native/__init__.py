@@ -64,7 +64,8 @@ class Kernel:
     def __init__(self, library: ctypes.CDLL, compiler: str) -> None:
         self._library = library
         threads = "OpenMP" if library.openmp() else "its own threads"
-        self.built = f"{compiler}, vectors of {library.lanes()}, {threads}"
+        self.lanes: int = library.lanes()
+        self.built = f"{compiler}, vectors of {self.lanes}, {threads}"
 
     def invoke(self, name: str, arguments: Sequence[Argument]) -> int:
         """Call a routine with its C arguments, adding the number of threads; 0 means success."""

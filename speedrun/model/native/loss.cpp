@@ -74,14 +74,17 @@ void with_cap(float cap, Visit visit) {
   cap ? visit(Softcap{cap}) : visit(Uncapped{});
 }
 
+bool all_known(const int64_t* targets, int64_t rows, int64_t V) {
+  return std::all_of(targets, targets + rows, [=](int64_t target) { return 0 <= target && target < V; });
+}
+
 }  // namespace
 
 // Mean loss of the rows of x under the logits x W^T, and if dx is not null its gradients; all targets are
 // ids of the vocabulary.
 extern "C" int head_loss(const float* x, const float* W, const int64_t* targets, float cap, float* loss,
                           float* dx, float* dW, int64_t rows, int64_t D, int64_t V, int threads) {
-  for (int64_t i = 0; i < rows; i++)
-    if (targets[i] < 0 || targets[i] >= V) return 1;
+  if (!all_known(targets, rows, V)) return 1;
   // Of a large vocabulary fewer rows, whatever the number of threads: they may fill no more memory.
   int64_t pitch = whole_vectors(V), chunk = std::min(V > LARGE ? SUMMED / 2 : chunk_rows(threads), rows);
   Buffer weights((dx ? 2 : 1) * pitch * D);
@@ -110,5 +113,23 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
     }
   });
   *loss = std::accumulate(losses.begin(), losses.end(), 0.) / rows;
+  return 0;
+}
+
+// The loss of every row of x, for those who judge texts one by one; no gradients.
+extern "C" int token_losses(const float* x, const float* W, const int64_t* targets, float cap, float* losses,
+                            int64_t rows, int64_t D, int64_t V, int threads) {
+  if (!all_known(targets, rows, V)) return 1;
+  int64_t pitch = whole_vectors(V);
+  Buffer weights(pitch * D);
+  Packed widens = pack(W, 1, D, V, D, weights.data, threads);
+  with_cap(cap, [&](auto capped) {
+    each_block(0, rows, ROWS, threads, [&](int64_t row, int64_t count) {
+      Buffer logits(count * pitch);
+      product(count, x + row * D, D, widens, logits.data, pitch);
+      for (int64_t i = 0; i < count; i++)
+        losses[row + i] = row_loss<false>(logits.data + i * pitch, V, capped, targets[row + i], 1.f);
+    });
+  });
   return 0;
 }

@@ -1,0 +1,74 @@
+"""The model of a run with its last weights, as everything that uses a trained run takes it.
+
+Sampling, serving, evaluating and exporting all begin here, so that they agree on what "the model of
+this run" is: the newest whole checkpoint, and the attention window that its last validation had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from speedrun.config.schedule import settings_at
+from speedrun.config.schema import Config, MachineConfig
+from speedrun.errors import ConfigError, RunError
+from speedrun.model.gpt import GPT
+from speedrun.model.plan import AttentionPlanner
+from speedrun.train import checkpoint
+from speedrun.train.build import choose_precision
+from speedrun.train.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's model in evaluation mode, and the planner of its attention."""
+
+    config: Config
+    model: GPT
+    planner: AttentionPlanner
+    checkpoint: checkpoint.Checkpoint
+    skipped: tuple[str, ...] = ()  # newer checkpoints that are damaged, a sentence each
+
+
+def last_checkpoint(run: RunFolder) -> tuple[checkpoint.Checkpoint, tuple[str, ...]]:
+    """The newest whole one, and a sentence for each newer one that is damaged."""
+    found, skipped = checkpoint.latest(run.checkpoints)
+    if found is None:
+        why = f": {skipped[0]}" if skipped else "; train it first"
+        raise RunError(f"{run.path} has no whole checkpoint{why}")
+    return found, tuple(skipped)
+
+
+def load_trained(
+    run: RunFolder, vocab_size: int, device: torch.device, *, length: int = 0
+) -> Trained:
+    """The model for texts of up to `length` tokens; 0: as many as it was trained on."""
+    config = run.load_config()
+    found, skipped = last_checkpoint(run)
+    trained_on = config.batch.length
+    learned = config.model.positions == "learned"
+    if learned and length > trained_on:
+        raise ConfigError(
+            f"{run.path} has learned positions for {trained_on} tokens and none beyond: "
+            f"use a context of at most {trained_on}"
+        )
+    model = GPT(config.model, vocab_size, trained_on if learned else length or trained_on)
+    try:
+        model.load_state_dict(found.model())
+    except RuntimeError as error:
+        raise RunError(
+            f"{found.folder} does not hold the weights of the model that {run.config} and "
+            f"{run.tokenizer} describe ({str(error).splitlines()[-1].strip()}): one of them was "
+            "changed"
+        ) from None
+    # Whatever machine the run was trained on, this is another one.
+    here = config.model_copy(update={"machine": MachineConfig()})
+    dtype, _ = choose_precision("auto", device)
+    model.set_precision(dtype).to(device).eval()
+    planner = AttentionPlanner(here, device, dtype)
+    settings = settings_at(config, found.step)
+    for part in (planner, model.loss):
+        part.apply_settings(settings)
+    planner.widen(config.validation.window)
+    return Trained(config, model, planner, found, skipped)
