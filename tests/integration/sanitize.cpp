@@ -216,8 +216,7 @@ void token(int64_t, int threads) {
     texts.push_back({slot, draw(0, T - 1), draw(0, T - givens - count + 1) % (most + 1), 0, .5, 1., 0,
                      &ids[at], givens, &uniform[at], &drawn[at], std::min(count, most)});
   }
-  // Its logits are a product of `rows` numbers, of which the first T are tokens.
-  decoding::Model model{steps, std::size(steps), out, std::min(rows, T), T, -1, first.get()};
+  decoding::Model model{steps, std::size(steps), out, rows, T, -1, first.get()};
   if (most) write_tokens(&model, texts.data(), texts.size(), threads);
   written("decode", sum, mixed, normed, scaled, squared, bent, capped, out, heads);
 }
