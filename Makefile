@@ -16,7 +16,7 @@ setup: .venv/ready
 	@echo "installing what running needs into .venv, once"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --no-compile setuptools
-	@$(PIP) --no-compile --no-build-isolation -e .
+	@$(PIP) --no-compile --no-build-isolation -e '.[serve]'
 	@touch $@
 
 # What tests need besides. They start many processes, also where the environment keeps Python from

@@ -58,7 +58,7 @@ class Slots:
         cache = Cache(sizes.layers, slots, sizes.groups, self.room, sizes.size_of_head)
         self._decoder = decoder_for(model, cache, weights)
         matrices = [m.weight for m in model.modules() if isinstance(m, Linear)]
-        self._few = min(max(FEW_WEIGHTS // sum(x.numel() for x in matrices), 1), FEW)
+        self.few = min(max(FEW_WEIGHTS // sum(x.numel() for x in matrices), 1), FEW)
         self._caches = self._decoder.texts if self._decoder else [*map(cache.row, range(slots))]
         one_document = torch.zeros(1, self.room, dtype=torch.int32)
         self._first_T = planner.first_keys(one_document)[0].long()
@@ -111,7 +111,7 @@ class Slots:
 
     def can_write(self, slot: int, ids: Sequence[int]) -> int:
         """How many tokens can be drawn in one call after these; 0: they are not for this way."""
-        few = len(ids) == 1 or len(ids) <= self._few
+        few = len(ids) == 1 or len(ids) <= self.few
         if self._decoder is None or not few or self._opens(slot, ids):
             return 0
         return max(0, self.room - self._caches[slot].length - len(ids) + 1)
@@ -136,11 +136,11 @@ class Slots:
         """
         return self._eot in (ids if self._caches[slot].length else ids[1:])
 
-    def sight(self, slot: int) -> Sight:
-        """What the last token that was fed saw."""
+    def sight(self, slot: int, fed: int) -> Sight:
+        """What the last of the first `fed` tokens of a text saw."""
         ids, start = self._ids[slot], self._from[slot]
-        documents = [start, *(i for i in range(start + 1, len(ids)) if ids[i] == self._eot)]
-        first = int(self._planner.first_keys(self._documents(slot))[0, -1])
+        documents = [start, *(i for i in range(start + 1, fed) if ids[i] == self._eot)]
+        first = int(self._planner.first_keys(self._documents(slot))[0, fed - 1 - start])
         return Sight(start + first, start, tuple(documents))
 
     def _forget(self, slot: int, new: int) -> int:

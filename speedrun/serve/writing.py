@@ -107,6 +107,11 @@ class Text:
         self._decoder, self._stops = StreamDecoder(tokenizer), StopStrings(wanted.stop)
 
     @property
+    def fed(self) -> int:
+        """Tokens that the model was given to draw the last one."""
+        return len(self.wanted.ids) + self.written - 1
+
+    @property
     def left(self) -> int:
         """Tokens that may still be written."""
         return self.wanted.tokens - self.written
@@ -186,16 +191,26 @@ class Writer:
         """One token of every text at work, or a few where nobody has to look at each."""
         for job in [job for job in self._next if job.cancelled]:
             self._end(job)
-        # While others are being written one prompt is read a step, so that none waits for many.
-        prompts = 1 if self._next else len(self.slots.free)
-        while self._line and self.slots.free and prompts:
+        self._take_up()
+        some = [job for job in self._next if self._can_hurry(job)]
+        others = self._next.keys() - some
+        self._single([job for job in self._next if job in others])
+        self._several(some)
+
+    def _take_up(self) -> None:
+        """Texts in line, in their order, as far as there are slots.
+
+        Of long prompts one a step, so that the texts at work wait for one reading and not for many.
+        """
+        long = 0
+        while self._line and self.slots.free:
+            long += len(self._line[0].wanted.ids) > self.slots.few
+            if long > 1:
+                break
             job = self._line.popleft()
             if not job.cancelled:
-                job.slot, prompts = self.slots.take(), prompts - 1
+                job.slot = self.slots.take()
                 self._next[job] = job.wanted.ids
-        some = [job for job in self._next if self._can_hurry(job)]
-        self._single([job for job in self._next if job not in set(some)])
-        self._several(some)
 
     def _can_hurry(self, job: Job) -> bool:
         """Whether several tokens can be drawn before anybody looks at them."""
@@ -237,7 +252,7 @@ class Writer:
         piece = job.text.take(token, logits)
         self._next[job] = [token]
         if piece.finish:
-            job.sight = self.slots.sight(job.place)
+            job.sight = self.slots.sight(job.place, job.text.fed)
             self._end(job)
         job.tell(job, piece)
 

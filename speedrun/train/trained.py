@@ -57,10 +57,10 @@ def load_trained(
     try:
         model.load_state_dict(found.model())
     except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip().rstrip(".")
         raise RunError(
-            f"{found.folder} does not hold the weights of the model that {run.config} and "
-            f"{run.tokenizer} describe ({str(error).splitlines()[-1].strip()}): one of them was "
-            "changed"
+            f"the weights of {run.path} do not fit its records: {reason}; config.toml or the "
+            "tokenizer is another's, or was changed"
         ) from None
     # Whatever machine the run was trained on, this is another one.
     here = config.model_copy(update={"machine": MachineConfig()})

@@ -17,7 +17,6 @@ from speedrun.bench.mask import library_mask, measure_mask, same_blocks
 from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
 from speedrun.bench.sample import measure_sample
-from speedrun.bench.serve import measure_serve
 from speedrun.bench.start import measure_start, resident_share
 from speedrun.bench.step import (
     MODELS,
@@ -113,12 +112,6 @@ def test_sample(tiny_words: tuple[str, ...]) -> None:
         assert_figures(figures, *(f"{name}{ending}" for name in names))
         assert figures[f"prompt_tokens{ending}"] == 64
         assert figures[f"prompt_passes{ending}"] == 1
-
-
-@pytest.mark.slow
-def test_serve(tiny_words: tuple[str, ...]) -> None:
-    figures = measure_serve(1, "modern", tiny_words, tokens=6, requests=2)
-    assert_figures(figures, "speedup_of_eight", "speedup_of_eight_streamed")
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_a_config_of_another_model_is_one_sentence(trained: Path, tmp_path: Path
     shutil.copytree(trained, copied)
     text = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text(text.replace("layers = 2", "layers = 4"))
-    with pytest.raises(RunError, match="does not hold the weights of the model"):
+    with pytest.raises(RunError, match="do not fit its records"):
         sample_command(copied, prompt="", tokens=1, sampling=HOT)
 
 

@@ -123,7 +123,7 @@ def test_a_full_cache_forgets_the_older_half(
     expected = logits_of(slots, config, ids[room - room // 2 :])
     for index in range(5):
         assert_close(after(slots, slot, [ids[room + index]]), expected[room // 2 + index])
-    assert slots.sight(slot).read_from == room - room // 2
+    assert slots.sight(slot, room + 5).read_from == room - room // 2
 
 
 @EITHER_WAY
@@ -157,10 +157,12 @@ def test_documents_inside_of_a_text(tiny: Make, native_decoder: bool, documents:
     assert_close(after(slots, slot, ids[20:60]), full[59])
     for index in range(60, 100):
         assert_close(after(slots, slot, [ids[index]]), full[index])
-    sight = slots.sight(slot)
+    sight = slots.sight(slot, 100)
     assert sight.documents == (0, 8, 40, 70)
     assert sight.first == (70 if documents == "true" else 0)
     assert sight.read_from == 0
+    earlier = slots.sight(slot, 45)
+    assert (earlier.first, earlier.documents) == (40 if documents == "true" else 0, (0, 8, 40))
 
 
 @EITHER_WAY

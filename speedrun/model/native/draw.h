@@ -42,8 +42,9 @@ void likeliest(const float* logits, int64_t size, int64_t k, std::vector<Candida
   std::sort_heap(found.begin(), found.end());
 }
 
-// The greatest logit; no number if one of them is none, or infinite.
-float peak_of(const float* logits, int64_t size) {
+// The greatest logit; no number if one of them is none, or infinite. Not inlined into a loop over
+// texts, whose few scalar operations the test of the object code would take for a hot loop's.
+__attribute__((noinline)) float peak_of(const float* logits, int64_t size) {
   Wide peaks = logits[0], none;
   sweep(0, size, [&](auto at) {
     Wide x = at(logits, logits[0]);
@@ -54,7 +55,7 @@ float peak_of(const float* logits, int64_t size) {
 }
 
 // Of all tokens in the order of their ids, by odds in fp32: 32 at a time, then among the right 32.
-int64_t drawn_of_all(const Draw& d, int64_t size, float peak) {
+__attribute__((noinline)) int64_t drawn_of_all(const Draw& d, int64_t size, float peak) {
   std::vector<float> odds(size);
   std::vector<double> sums;
   float cold = 1 / d.temperature;
@@ -73,7 +74,7 @@ int64_t drawn_of_all(const Draw& d, int64_t size, float peak) {
   return i;
 }
 
-int64_t drawn(const Draw& d, int64_t size) {
+__attribute__((noinline)) int64_t drawn(const Draw& d, int64_t size) {
   float peak = peak_of(d.logits, size);
   if (std::isnan(peak)) return -1;
   if (d.temperature == 0) return std::find(d.logits, d.logits + size, peak) - d.logits;
