@@ -115,7 +115,8 @@ class Emulated(native.Kernel):
         self._process = subprocess.Popen(
             [EMULATOR, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self.built = f"{CROSS}, vectors of {self._ask('lanes', [])}"
+        self.lanes = self._ask("lanes", [])
+        self.built = f"{CROSS}, vectors of {self.lanes}"
 
     def invoke(self, name: str, arguments: Sequence[native.Argument]) -> int:
         return self._ask(name, [*arguments, torch.get_num_threads()])
