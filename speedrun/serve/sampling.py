@@ -98,7 +98,7 @@ class Sampler:
 
 
 class _Draw(ctypes.Structure):
-    """struct Draw of draw.cpp."""
+    """struct Draw of draw.h."""
 
     _fields_ = (
         ("logits", ctypes.c_void_p),

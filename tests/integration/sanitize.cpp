@@ -5,7 +5,6 @@
 // The arguments are the number of draws and the seed.
 #include "attention.cpp"
 #include "decode.cpp"
-#include "draw.cpp"
 #include "fused.cpp"
 #include "linear.cpp"
 #include "loss.cpp"

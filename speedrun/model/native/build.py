@@ -25,7 +25,7 @@ from pathlib import Path
 from speedrun.files import cache_home, flush
 
 HERE = Path(__file__).parent
-NAMES = ("attention", "decode", "draw", "fused", "linear", "loss", "matmul", "orthogonalize")
+NAMES = ("attention", "decode", "fused", "linear", "loss", "matmul", "orthogonalize")
 SOURCES = tuple(HERE / f"{name}.cpp" for name in NAMES)
 HEADERS = tuple(HERE / f"{name}.h" for name in ("matmul", "norm", "parallel", "vec"))
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-ffp-contract=fast", "-pthread", "-fPIC")
