@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
 
-.PHONY: setup run test integration lint lint-page bench clean
+.PHONY: setup run test integration docs lint lint-page bench clean
 
 setup: .venv/ready
 
@@ -64,6 +64,16 @@ integration: .venv/integration/ready .venv/clean/ready .venv/peers/ready
 	.venv/peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'lm_eval[hf]' openai
 	touch $@
 
+# The documentation as a site in site/, to be opened from there or served by `python -m http.server -d site`.
+# Building needs no network; what builds it is installed once.
+docs: .venv/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+.venv/ready-docs: .venv/ready
+	$(PIP) --no-compile --no-build-isolation -e '.[docs]'
+	touch $@
+
 lint: .venv/ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,5 +100,5 @@ bench: setup
 	$(BIN)/speedrun bench
 
 clean:
-	rm -rf .venv $(PAGE)/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(PAGE)/node_modules build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find speedrun tests -name __pycache__ -type d -exec rm -rf {} +
