@@ -3,8 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS ?=
+SECONDS ?= 60
+SEED ?= 0
 
-.PHONY: setup run test integration docs lint lint-page bench clean
+.PHONY: setup run test integration fuzz docs lint lint-page bench clean
 
 setup: .venv/ready
 
@@ -45,6 +47,11 @@ integration: .venv/integration/ready .venv/clean/ready .venv/peers/ready
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
 	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal tests/model \
 		-k "clang or aarch64 or hot_loops" $(ARGS)
+
+# Bad input by the thousand, for SECONDS (an hour: 3600), from SEED: verbs and the files they read, and requests.
+# ARGS names targets, or cases to repeat.
+fuzz: .venv/ready-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
 	$(PIP) --upgrade --target .venv/integration wandb
