@@ -60,11 +60,12 @@ class MuonOptions(UpdateOptions):
     lr: NonNegative = Field(0.02, description="peak learning rate")
     momentum: Fraction = Field(0.95, description="weight of the past, after its warm-up")
     momentum_start: Fraction = Field(0.95, description="weight of the past at step 0")
-    nesterov: bool = Field(True, description="look one step ahead")
+    nesterov: bool = Field(True, description="step along the gradient one step ahead")
     weight_decay: NonNegative = Field(0.0, description="decoupled, times the learning rate")
     scale: Literal["spectral", "longest", "rms", "none"] = Field(
         "spectral",
-        description="factor on the update: sqrt(max(1, rows/cols)), sqrt(longest), 0.2 of that",
+        description="factor on the update; spectral: sqrt(max(1, rows/cols)), longest: "
+        "sqrt(max(rows, cols)), rms: 0.2 of that, none: 1",
     )
     coefficients: NamedCoefficients = Field(
         "classic", description="polynomials of the orthogonalisation"
@@ -99,7 +100,7 @@ class OptimizerConfig(Section):
     """The options for each role a parameter plays in the model."""
 
     kind: Annotated[Literal["adamw", "muon"], Technique("Muon", off="adamw")] = Field(
-        "adamw", description="hidden matrices follow optimizer.hidden or optimizer.muon"
+        "adamw", description="of the hidden matrices, by optimizer.hidden or optimizer.muon"
     )
     clip: NonNegative = Field(0.0, description="largest norm of the whole gradient; 0: no limit")
     muon: MuonOptions = Field(MuonOptions(), description="matrices inside the blocks, kind = muon")

@@ -60,11 +60,17 @@ class ModelConfig(Section):
             on="half-rotary",
             also={"model.key_offset": False},
         ),
-    ] = Field("rotary", description="half-rotary: half the coordinates, 1024-range frequencies")
-    norm: Literal["rms", "layer"] = Field("rms", description="rms has no gain; layer has")
+    ] = Field(
+        "rotary",
+        description="how a token knows its place; half-rotary: half the coordinates turn, with "
+        "1024-range frequencies",
+    )
+    norm: Literal["rms", "layer"] = Field(
+        "rms", description="kind of norm: rms has no gain, layer has"
+    )
     norm_eps: Positive = Field(1e-6, description="added to the mean square inside every norm")
     activation: Annotated[Literal["relu2", "gelu"], Technique("ReLU squared", off="gelu")] = Field(
-        "relu2", description="MLP non-linearity"
+        "relu2", description="non-linearity of the MLP"
     )
     qk_norm: Annotated[bool, Technique("QK-norm", off=False)] = Field(
         True, description="RMS-normalise queries and keys before positions"
@@ -86,12 +92,14 @@ class ModelConfig(Section):
     vocab_multiple: Count = Field(128, description="pad the head's vocabulary to a multiple")
     pad_embeddings: bool = Field(True, description="pad the embedding tables likewise")
     init: Literal["uniform", "gpt2"] = Field(
-        "uniform", description="uniform: +-1/sqrt(fan in); gpt2: normal, 0.02"
+        "uniform", description="initial weights; uniform: +-1/sqrt(fan in), gpt2: normal, 0.02"
     )
     zero_init_projections: Annotated[bool, Technique("zero-initialised projections", off=False)] = (
         Field(True, description="attention and MLP outputs start at 0")
     )
-    zero_init_head: bool = Field(True, description="an untied head starts at 0: loss ln V")
+    zero_init_head: bool = Field(
+        True, description="an untied head starts at 0, so the loss at ln V"
+    )
     x0_mixing: Annotated[bool, Technique("x0 mixing", off=False)] = Field(
         False, description="each block mixes the stream with the embedding"
     )
@@ -103,10 +111,15 @@ class ModelConfig(Section):
     ] = Field(
         "none", description="token tables added to values: one a layer, mirrored, or at the ends"
     )
-    value_tables: Count = Field(3, description="tables of the 'ends' form: first and last layers")
+    value_tables: Count = Field(
+        3, description="tables of the 'ends' form, for first and last layers"
+    )
     value_weights: Annotated[
         Literal["blend", "pair"], Technique("pair of value weights", off="blend")
-    ] = Field("blend", description="blend: (1-l) v + l e; pair: two learnt weights")
+    ] = Field(
+        "blend",
+        description="how values take them up; blend: (1-l) v + l e, pair: two learnt weights",
+    )
     unet_skips: Annotated[bool, Technique("U-net skips", off=False)] = Field(
         False, description="add first-half outputs to the second half"
     )
@@ -174,8 +187,10 @@ class AttentionConfig(Section):
             also={"attention.window_start": 0, "attention.window_end": 0, "validation.window": 0},
         ),
     ] = Field("none", description="sliding window counted in tokens, in blocks of 128, or by both")
-    window_start: Amount = Field(0, description="tokens at step 0, in whole units (64 or 128)")
-    window_end: Amount = Field(0, description="tokens at the last step, likewise")
+    window_start: Amount = Field(
+        0, description="tokens a window has at step 0, in whole units (64 or 128)"
+    )
+    window_end: Amount = Field(0, description="tokens it has at the last step, likewise")
 
     @model_validator(mode="after")
     def _check(self) -> AttentionConfig:
@@ -196,11 +211,13 @@ class AttentionConfig(Section):
 class ScheduleConfig(Section):
     """Multipliers over a run, in steps of a run of `steps`; other lengths scale them."""
 
-    steps: Count = Field(1000, description="length the counts below are written for")
-    shape: Literal["trapezoid", "cosine"] = Field("trapezoid", description="learning rate")
+    steps: Count = Field(1000, description="length that counts of steps are written for")
+    shape: Literal["trapezoid", "cosine"] = Field(
+        "trapezoid", description="course of the learning rate: up, flat and down, or half a cosine"
+    )
     warmup: Amount = Field(0, description="steps of linear warm-up")
     cooldown: Amount = Field(400, description="steps of linear decay at the end (trapezoid)")
-    floor: Fraction = Field(0.0, description="least multiplier")
+    floor: Fraction = Field(0.0, description="least multiplier of the learning rate, at its end")
     momentum_warmup: Annotated[Amount, Technique("momentum warm-up", off=0)] = Field(
         0, description="steps in which Muon's momentum grows"
     )
@@ -222,12 +239,15 @@ class DataConfig(Section):
     sources: Names = Field(
         ("stdlib",), description="corpus: stdlib, docstrings, files, folders, hf:NAME"
     )
-    tokenizer: str = Field("bpe:4096", description="byte, bpe:N or gpt2")
+    tokenizer: str = Field(
+        "bpe:4096", description="how text becomes tokens: byte, bpe:N (learnt) or gpt2"
+    )
     dir: str = Field("", description="a built dataset; replaces sources and tokenizer")
     val_fraction: Fraction = Field(0.05, description="share of documents kept for validation")
     test_fraction: Fraction = Field(0.05, description="share of documents kept for the test")
     order: Literal["sequential", "shuffled"] = Field(
-        "shuffled", description="sequential: the records' order, whatever the seed"
+        "shuffled",
+        description="of training rows; sequential: the records' order, whatever the seed",
     )
 
 
@@ -246,6 +266,8 @@ class BatchConfig(Section):
 
 
 class ValidationConfig(Section):
+    """How often the model is measured, and on what."""
+
     tokens: Count = Field(10_485_760, description="tokens of the validation split")
     rows: Literal["spread", "first", "between", "last"] = Field(
         "spread",
@@ -261,6 +283,8 @@ class ValidationConfig(Section):
 
 
 class TrainConfig(Section):
+    """How long a run is, its seed, and where the race ends."""
+
     steps: Amount = Field(0, description="optimizer steps; 0: schedule.steps")
     seed: Amount = Field(0, description="initial weights and order of the data")
     target: NonNegative = Field(0.0, description="validation loss that ends the race; 0: none")
@@ -272,15 +296,18 @@ class TrainConfig(Section):
 class MachineConfig(Section):
     """What a run runs on. None of it is raced: results differ by rounding at most."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if present")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="what computes; auto: cuda if present"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="of activations and tables; matrices stay fp32; auto: bf16 on CUDA"
+        "auto",
+        description="numbers of activations and tables; matrices stay fp32; auto: bf16 on CUDA",
     )
     attention: Literal["auto", "flex", "blocks", "dense"] = Field(
-        "auto", description="backend; auto: flex on CUDA, blocks on CPU"
+        "auto", description="what computes attention; auto: flex on CUDA, blocks on CPU"
     )
     compile: Literal["auto", "none", "block", "model"] = Field(
-        "auto", description="torch.compile a block, reused by all, or the model; auto: on CUDA"
+        "auto", description="for torch.compile: a block, reused by all, or the model; auto: on CUDA"
     )
     microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
     threads: Amount = Field(0, description="CPU threads; 0: all cores")

@@ -1,6 +1,6 @@
 """What `mkdocs build` is told beside the pages of docs/: pages made of other files and of the code.
 
-mkdocs calls `on_files` once and `on_page_markdown` for every page. All that can be said without
+mkdocs calls `on_files` once, then the other two for every page. All that can be said without
 mkdocs is said by the functions next to this file, which tests call by themselves.
 """
 
@@ -12,14 +12,16 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.docs import code, links, places
+from tools.docs import autolink, code, links, places, reference
 
 ROOT = Path(__file__).parents[2]
+# Who searches for a word wants its meaning first, and last what was measured about it.
+SEARCHED = {reference.KEYS: 2, reference.VERBS: 2, "CLAIMS.md": 0.5, "LOG.md": 0.25}
 GENERATED: set[str] = set()  # places of pages whose links are the site's own already
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the documents at the root, the source files that documents link to, and the icon."""
+    """Add the reference, the documents at the root, sources that documents link to, the icon."""
     GENERATED.clear()
     documents = {
         f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()
@@ -31,6 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "results/index.md": code.folder_page(ROOT / "docs" / "results"),
         **code.pages_linked(documents, ROOT),
+        **reference.pages(),
     }
     for place, text in pages.items():
         GENERATED.add(place)
@@ -41,9 +44,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Turn the links of a document into links of the site."""
+    """Turn the links of a document into links of the site, and weigh the page in searches."""
     place = page.file.src_uri
+    page.meta.setdefault("search", {"boost": SEARCHED.get(place, 1)})
     if place in GENERATED:
         return markdown
     document = place if place in places.AT_ROOT else f"docs/{place}"
     return links.rewrite(markdown, lambda link: places.followed(link, document, ROOT))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Link names to where the reference explains them."""
+    return autolink.linked(html, page.file.src_uri, reference.explained())

@@ -1,0 +1,62 @@
+"""Links of documents, as the site follows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.documents import PAGES, ROOT
+from tools.docs import code, links, places
+
+
+@pytest.mark.parametrize(
+    ("link", "document", "expected"),
+    [
+        ("LOG.md#muon", "docs/CLAIMS.md", "LOG.md#muon"),
+        ("docs/muon.md", "CONTRIBUTING.md", "muon.md"),
+        ("../CONTRIBUTING.md", "docs/index.md", "CONTRIBUTING.md"),
+        ("../README.md", "docs/using.md", "index.md"),
+        ("results", "docs/CLAIMS.md", "results/index.md"),
+        ("results/race-muon-18.json", "docs/CLAIMS.md", "results/race-muon-18.json"),
+        ("../speedrun/cli/use.py", "docs/index.md", "code/speedrun/cli/use.py.md"),
+        (
+            "../speedrun/cli/use.py#L12",
+            "docs/a.md",
+            "code/speedrun/cli/use.py.md#__codelineno-0-12",
+        ),
+        ("../speedrun/no.py", "docs/index.md", "../speedrun/no.py"),
+    ],
+)
+def test_a_link_of_a_document_on_the_site(link: str, document: str, expected: str) -> None:
+    assert places.followed(link, document, ROOT) == expected
+
+
+def test_links_in_code_and_to_other_sites_stay() -> None:
+    text = "[a](b.md) [c](https://x.y) [d](#e)\n```\n[a](b.md)\n```\n![p](q.svg)"
+    changed = links.rewrite(text, lambda link: f"new/{link}")
+    assert changed == (
+        "[a](new/b.md) [c](https://x.y) [d](#e)\n```\n[a](b.md)\n```\n![p](new/q.svg)"
+    )
+    assert links.targets(text) == ["b.md", "q.svg"]
+
+
+def test_sources_that_documents_link_to_are_pages() -> None:
+    documents = {"docs/a.md": "[f](../speedrun/cli/use.py#L3) [g](b.md)"}
+    [(place, text)] = code.pages_linked(documents, ROOT).items()
+    assert place == "code/speedrun/cli/use.py.md"
+    assert (ROOT / "speedrun/cli/use.py").read_text() in text
+    assert "linenums=1" in text
+
+
+def test_every_link_of_our_documents_has_a_place() -> None:
+    for page in PAGES:
+        document = page.relative_to(ROOT).as_posix()
+        for link in links.targets(page.read_text()):
+            path = links.in_repository(link, document)
+            assert places.place_of(path, ROOT) is not None, f"{document}: {link}"
+
+
+def test_a_folder_lists_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch()
+    assert "- [a.json](a.json)" in code.folder_page(tmp_path)
