@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def write_atomically(
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as problem:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a name that is too long cannot even be looked for
+            temporary.unlink(missing_ok=True)
         raise error(
             f"cannot write {path}: {problem.strerror}; free some space or choose another folder"
         ) from problem
@@ -52,6 +54,14 @@ def write_atomically(
 def write_json(path: Path, value: Any) -> None:
     """`value` as indented JSON, with null for what is not finite."""
     write_atomically(path, (json.dumps(finite(value), indent=2) + "\n").encode())
+
+
+def parse_json(data: str | bytes) -> Any:
+    """What a JSON text says; whatever is none is a ValueError."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def finite(value: Any) -> Any:

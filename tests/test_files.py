@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.files import cache_home, finite, has_sha256, sha256_of, write_atomically, write_json
+from speedrun.files import (
+    cache_home,
+    finite,
+    has_sha256,
+    parse_json,
+    sha256_of,
+    write_atomically,
+    write_json,
+)
 from tests.room import room_for
 
 
@@ -32,6 +40,17 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SpeedrunError, match="File name too long"):
+        write_atomically(tmp_path / ("x" * 300), b"")
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"\xff", b""])
+def test_whatever_is_no_json_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|digits|decode|Expecting value"):
+        parse_json(text)
 
 
 def test_the_caller_says_whose_mistake_it_is(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from speedrun.cli.measure import Track
 from speedrun.cli.measure import app as measure_app
 from speedrun.cli.use import app as use_app
 from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.terminal.console import sentence
 
 if TYPE_CHECKING:
     from speedrun.config.files import Kind
@@ -275,11 +276,17 @@ def main() -> None:
         app()
     except SpeedrunError as error:
         prefix = "usage error" if isinstance(error, ConfigError) else "error"
-        typer.echo(f"speedrun: {prefix}: {error}", err=True)
+        typer.echo(f"speedrun: {prefix}: {sentence(str(error))}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.filename is None:  # not about a file that somebody named
+            raise
+        what = sentence(f"{error.filename}: {error.strerror}")
+        typer.echo(f"speedrun: error: {what}; check the path and who may use it", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("speedrun: interrupted", err=True)
         sys.exit(130)

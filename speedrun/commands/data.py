@@ -11,7 +11,7 @@ from speedrun.config.resolve import resolve
 from speedrun.data.dataset import MANIFEST, Dataset
 from speedrun.data.splits import TEST
 from speedrun.errors import DataError
-from speedrun.terminal.console import print_table, size_text
+from speedrun.terminal.console import print_table, printable, sentence, size_text
 from speedrun.terminal.progress import stage_progress
 
 
@@ -46,7 +46,7 @@ def inspect_command(folder: Path, documents: int) -> None:
     for index, preview in enumerate(first_documents(dataset, count=documents) if documents else []):
         length = "" if preview.tokens is None else f", {preview.tokens:,} tokens"
         print(f"\n--- document {index}{length}")
-        print(preview.text)
+        print(printable(preview.text))
 
 
 def verify_command(folder: Path) -> None:
@@ -55,7 +55,7 @@ def verify_command(folder: Path) -> None:
     with stage_progress() as progress:
         report = verify(folder, progress=lambda done, total: progress("verifying", done, total))
     for problem in report.problems:
-        print(problem, file=sys.stderr)
+        print(sentence(problem), file=sys.stderr)
     if report.problems:
         raise DataError(
             f"{folder} is damaged in {len(report.problems)} place"
@@ -78,9 +78,9 @@ def _print_summary(folder: Path) -> Dataset:
     from speedrun.data.build import build_notes
 
     dataset = Dataset.open(folder)
-    print(f"dataset:     {folder}")
+    print(f"dataset:     {printable(str(folder))}")
     sources = dataset.manifest.sources if dataset.manifest else ("public shards",)
-    print(f"sources:     {', '.join(sources)}")
+    print(f"sources:     {printable(', '.join(sources))}")
     print(f"tokenizer:   {dataset.tokenizer_spec}, {dataset.vocab_size:,} ids, "
           f"end of text {dataset.eot}")  # fmt: skip
     print(f"fingerprint: {dataset.fingerprint[:16]}")
@@ -101,7 +101,7 @@ def _print_summary(folder: Path) -> Dataset:
     if TEST not in dataset.splits:
         print(f"no test split: {_instead_of_a_test(dataset)}")
     for note in build_notes(folder):
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     return dataset
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from speedrun.config.experiment import all_differences
 from speedrun.config.files import Kind, chain, names
 from speedrun.config.resolve import Resolved, resolve, toml_text
-from speedrun.terminal.console import console, print_table
+from speedrun.terminal.console import console, print_table, printable
 
 
 def list_files(kind: Kind) -> None:
@@ -21,7 +21,7 @@ def list_files(kind: Kind) -> None:
 def show_file(kind: Kind, name: str) -> None:
     for layer in chain(kind, name):
         if layer.notes.get("why"):
-            console().print(f"{layer.name}: {layer.notes['why']}")
+            console().print(printable(f"{layer.name}: {layer.notes['why']}"))
     rows = ((key, toml_text(value), origin) for key, value, origin in _alone(kind, name).rows())
     print_table(("key", "value", "set by"), [row for row in rows if row[2] != "default"])
 
@@ -31,12 +31,13 @@ def show_history(kind: Kind, name: str) -> None:
     values: dict[str, Any] = {}
     for layer in chain(kind, name):
         minutes = layer.notes.get("published_minutes")
-        console().print(f"\n{layer.name}  {layer.notes.get('why', '')}", soft_wrap=True)
+        why = printable(f"{layer.name}  {layer.notes.get('why', '')}")
+        console().print(f"\n{why}", soft_wrap=True)
         if minutes:
             console().print(f"  (published: {minutes} minutes)")
         for key, value in layer.values.items():
             before = f"{toml_text(values[key])} -> " if key in values else ""
-            console().print(f"  {key} = {before}{toml_text(value)}", soft_wrap=True)
+            console().print(printable(f"  {key} = {before}{toml_text(value)}"), soft_wrap=True)
         values |= layer.values
 
 

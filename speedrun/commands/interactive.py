@@ -10,6 +10,7 @@ from speedrun.errors import SpeedrunError
 from speedrun.serve.load import LoadedRun
 from speedrun.serve.sampling import Sampling
 from speedrun.serve.writing import Wanted, Writer, prompt_ids, write
+from speedrun.terminal.console import as_written, printable, sentence
 
 HELP = """\
 a text             is continued; a backslash at the end of a line goes on to the next
@@ -59,11 +60,14 @@ class Talk:
         elif word in NUMBERS or word == "tokens":
             self._set(word, rest)
         else:
-            print(HELP if word in ("help", "h", "?") else f":{word} is not known; :help lists all")
+            unknown = f":{printable(word)} is not known; :help lists all"
+            print(HELP if word in ("help", "h", "?") else unknown)
         return True
 
     def _set(self, word: str, rest: str) -> None:
         try:
+            if not rest.isascii():  # Python also reads the digits of other scripts
+                raise ValueError
             if word == "tokens":
                 self._tokens = max(1, int(rest))
             else:
@@ -72,18 +76,18 @@ class Talk:
         except ValueError:
             print(f":{word} takes a number, not {rest!r}")
         except SpeedrunError as error:
-            print(error)
+            print(sentence(str(error)))
 
     def _write(self) -> None:
         ids = prompt_ids(self._tokenizer, self._prompt)
         self._text = self._prompt
-        print(self._prompt, end="", flush=True)
+        print(as_written(self._prompt), end="", flush=True)
         try:
             for _, piece in write(
                 self._writer, [Wanted(ids, self._tokens, self._sampling, self._stop)]
             ):
                 self._text += piece.text
-                print(piece.text, end="", flush=True)
+                print(as_written(piece.text), end="", flush=True)
         except KeyboardInterrupt:
             self._writer.drop("stopped")
             print(" (stopped)", end="")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speedrun.errors import ConfigError, DataError
+from speedrun.terminal.console import as_written
 
 if TYPE_CHECKING:
     from speedrun.serve.load import LoadedRun
@@ -67,14 +68,14 @@ def print_samples(
         shown += 1
         if samples > 1:
             print(f"--- sample {shown + 1}, seed {wanted[shown].sampling.seed}")
-        print(texts[shown], end="", flush=True)
+        print(as_written(texts[shown]), end="", flush=True)
 
     show_next()
     for number, piece in write(Writer(loaded, min(samples, AT_ONCE)), wanted):
         texts[number] += piece.text
         ended[number] = piece.finish is not None
         if number == shown:
-            print(piece.text, end="", flush=True)
+            print(as_written(piece.text), end="", flush=True)
         while ended[shown]:
             print()
             if shown + 1 == samples:

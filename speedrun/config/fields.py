@@ -5,14 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from speedrun.errors import ConfigError
 
+LEAST, MOST = 2.0**-126, 2.0**127  # what a 32-bit float holds with all of its digits, and safely
+SEEDS = 2**64  # a generator of random numbers takes 64 bits
+
+
+def _fits(value: float) -> float:
+    if value and not LEAST <= value <= MOST:
+        raise PydanticCustomError(
+            "single", f"runs compute with 32-bit floats: use 0 or {LEAST:.2g} to {MOST:.2g}"
+        )
+    return value
+
+
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_fits)]
+NonNegative = Annotated[float, Field(ge=0), AfterValidator(_fits)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 

@@ -55,8 +55,23 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
+def is_path(name: str) -> bool:
+    """Whether a recipe or track is named by where its file lies."""
+    return name.endswith(".toml") or "/" in name
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a file holds; whatever is no TOML is a ValueError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        list(flatten(table))  # as deep as anybody will go
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return table
+
+
 def _locate(kind: Kind, name: str, folder: Path | None) -> Path:
-    if name.endswith(".toml") or "/" in name:
+    if is_path(name):
         path = Path(name).expanduser()
         path = folder / path if folder and not path.is_absolute() else path
         if not path.is_file():
@@ -78,8 +93,8 @@ def _locate(kind: Kind, name: str, folder: Path | None) -> Path:
 def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
     path = _locate(kind, name, folder)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = read_toml(path)
+    except ValueError as error:
         raise ConfigError(f"{kind} file {path.name!r} is not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{kind} file {name!r} cannot be read: {error.strerror}") from None

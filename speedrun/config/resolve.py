@@ -7,6 +7,7 @@ command-line options. Every error names the key, the value, its origin and what 
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from speedrun.config.experiment import all_values
 from speedrun.config.fields import Section, Technique
-from speedrun.config.files import Kind, chain, flatten
+from speedrun.config.files import Kind, chain, flatten, is_path, read_toml
 from speedrun.config.schema import MOVED, Config
 from speedrun.errors import ConfigError
 
@@ -78,9 +79,14 @@ def parse_override(text: str) -> tuple[str, Any]:
             f"override {text!r} must have the form key=value, for example model.layers=6"
         )
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        read = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):  # no TOML, too many digits, or brackets without end
         return key.strip(), value
+    if len(read) > 1:
+        raise ConfigError(
+            f"override {text!r} says more than one thing: write each key=value as a word of its own"
+        )
+    return key.strip(), read["value"]
 
 
 def check_known(key: str, origin: str) -> None:
@@ -124,11 +130,22 @@ class Scaling(Section):
     power: float = 1.0
 
     def __call__(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return sorted({int(self.factor * item) for item in value})
-        scaled = self.factor * value**self.power
-        if isinstance(value, int):
-            return max(1, round(scaled)) if value else 0
+        """Of a number or of a list of whole ones; anything else is refused."""
+        items = value if isinstance(value, list) else [value]
+        kinds = int if isinstance(value, list) else (int, float)
+        if not all(isinstance(item, kinds) and not isinstance(item, bool) for item in items):
+            raise ConfigError(f"{self.of} = {value!r} is not a number, so it cannot be scaled")
+        try:
+            if isinstance(value, list):
+                return sorted({int(self.factor * item) for item in value})
+            scaled = self.factor * float(value) ** self.power
+            if isinstance(value, int):
+                return max(1, round(scaled)) if value else 0
+            if not math.isfinite(scaled):
+                raise OverflowError
+        except (ArithmeticError, TypeError, ValueError):  # beyond all floats, 0 ** -1, (-1) ** 0.5
+            read = f"{self.factor:g} * {value} ** {self.power:g}"
+            raise ConfigError(f"{read} is no number that {self.of} can have") from None
         return scaled
 
     def inverse(self, found: float) -> float:
@@ -174,7 +191,10 @@ class _Stack:
         for known in (key, scaling.of):
             check_known(known, f"scale of {track}")
         if scaling.of in self.values:
-            self.values[key] = scaling(self.values[scaling.of])
+            try:
+                self.values[key] = scaling(self.values[scaling.of])
+            except ConfigError as error:
+                raise ConfigError(f"scale of {key!r} ({track}): {error}") from None
             named = "" if scaling.of == key else f"{scaling.of} of "
             power = "" if scaling.power == 1 else f"^{scaling.power:g}"
             source = f"{named}{self.origin[scaling.of]}{power}"
@@ -215,7 +235,7 @@ def resolve(
                 for key, written in layer.notes.get("scale", {}).items():
                     stack.scale(key, written, layer.origin)
                 stack.lay(layer.values.items(), layer.origin)
-            stack.values[kind] = Path(name).stem if name.endswith(".toml") else name
+            stack.values[kind] = Path(name).stem if is_path(name) else name
     stack.lay(map(parse_override, overrides), "override")
     stack.lay((options or {}).items(), "option")
     return Resolved(_validate(stack.values, stack.origin), stack.origin)
@@ -261,8 +281,8 @@ def to_toml(config: Config) -> str:
 def from_toml(path: Path) -> Config:
     """A config stored with a run."""
     try:
-        stored = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        stored = dict(flatten(read_toml(path)))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as a stored config: {error}") from None
-    values = {MOVED.get(key, key): value for key, value in stored}
+    values = {MOVED.get(key, key): value for key, value in stored.items()}
     return _validate(values, dict.fromkeys(values, path.name))

@@ -20,6 +20,7 @@ from speedrun.config.fields import (
     NonNegative,
     Positive,
     Section,
+    Seed,
     Technique,
     refuse,
 )
@@ -286,7 +287,7 @@ class TrainConfig(Section):
     """How long a run is, its seed, and where the race ends."""
 
     steps: Amount = Field(0, description="optimizer steps; 0: schedule.steps")
-    seed: Amount = Field(0, description="initial weights and order of the data")
+    seed: Seed = Field(0, description="initial weights and order of the data")
     target: NonNegative = Field(0.0, description="validation loss that ends the race; 0: none")
     stop: Literal["steps", "target"] = Field(
         "steps", description="end after all steps, or at the first validation at the target"

@@ -39,7 +39,7 @@ from speedrun.data.tokenizer import (
     parse_spec,
 )
 from speedrun.errors import ConfigError, DataError, SpeedrunError
-from speedrun.files import write_atomically
+from speedrun.files import parse_json, write_atomically
 
 BUILD = "build.json"
 # A BPE learns from a sample of about this much text, or 4 KiB per id if that is more. On the 31 MB
@@ -116,7 +116,7 @@ def build_dataset(
 def build_notes(folder: Path) -> list[str]:
     """What a build left out, cut or sampled, as short lines; none for other folders of shards."""
     try:
-        notes = json.loads((folder / BUILD).read_bytes())["notes"]
+        notes = parse_json((folder / BUILD).read_bytes())["notes"]
         return [f"{count:,} {what}" for what, count in sorted(notes.items()) if count]
     except FileNotFoundError:
         return []
@@ -340,7 +340,7 @@ def _existing(folder: Path, options: BuildOptions, strict: bool = True) -> Manif
     if not (folder / MANIFEST).exists():
         return None
     try:
-        stored: dict[str, Any] = json.loads((folder / BUILD).read_bytes())["options"]
+        stored: dict[str, Any] = parse_json((folder / BUILD).read_bytes())["options"]
         other = [name for name, value in asdict(options).items() if stored.get(name) != value]
         reason = f"made with {other[0]} {stored.get(other[0])}" if other else ""
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

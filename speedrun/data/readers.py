@@ -217,6 +217,8 @@ def _json_object(line: str, example: str, where: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise DataError(f"{where} is JSON nested too deeply: leave the line out") from None
+    except ValueError:  # what is left of them: Python reads no whole number of 5,000 digits
+        raise DataError(f"{where} has a number that is too long: leave the line out") from None
     if not isinstance(record, dict):
         raise DataError(
             f"{where} is a JSON {type(record).__name__}: each line must be an object such as "

@@ -31,7 +31,7 @@ from speedrun.data.gpt2 import (
 )
 from speedrun.data.shards import MAX_VOCAB
 from speedrun.errors import ConfigError, DataError
-from speedrun.files import write_atomically
+from speedrun.files import parse_json, write_atomically
 from speedrun.hardware import cores
 
 TokenIds = npt.NDArray[np.uint16]
@@ -214,7 +214,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """A tokenizer as `save` left it, refused when a file is gone or changed."""
     path = folder / SPEC_FILE
     try:
-        stored = json.loads(path.read_bytes())
+        stored = parse_json(path.read_bytes())
         text, fingerprint = stored["spec"], stored["fingerprint"]
         spec = parse_spec(text)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
@@ -243,7 +243,7 @@ def load_gpt2(
     files = {file.names[0]: public_file(file, folder) for file in (merges, vocabulary)}
     merge_lines, vocabulary_json = files.values()
     pairs = (line.split() for line in merge_lines.decode().split("\n")[1:] if line)
-    ids: dict[str, int] = json.loads(vocabulary_json)
+    ids: dict[str, int] = parse_json(vocabulary_json)
     ids.pop(END_OF_TEXT)
     ranks = {_from_printable(token): rank for token, rank in ids.items()}
     # A merge line makes the token of its own rank: otherwise ids would not be merge priorities.
@@ -269,7 +269,7 @@ class StreamDecoder:
 
 def _bpe_from_json(spec: str, data: bytes) -> Tokenizer:
     try:
-        model: dict[str, Any] = json.loads(data)["model"]
+        model: dict[str, Any] = parse_json(data)["model"]
         ranks = {_from_printable(token): int(rank) for token, rank in model["vocab"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(

@@ -143,8 +143,6 @@ def read(run: RunFolder) -> Records:
         raise RunError(f"the last weights of {run.path} cannot be read: {error}") from None
     except OSError as error:
         raise RunError(f"{run.path} cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise RunError(f"{run.path} holds JSON that is nested too deeply to be read") from None
     return Records(run, config, summary, place, saved, forced, rows, test)
 
 

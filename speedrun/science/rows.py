@@ -5,7 +5,6 @@ Every row must follow from the config and from those before it, and the result f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +13,7 @@ from speedrun.config.experiment import run_hash
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
+from speedrun.files import parse_json
 from speedrun.train.crossing import Crossing, Look, crossing
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
@@ -92,11 +92,11 @@ def read_rows(run: RunFolder) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(lines[: last + 1], 1):
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             model = ROWS.get(found["kind"])
             if model:
                 rows.append(model.model_validate(found))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             why = "cannot be used"
             if isinstance(error, ValidationError):
                 first = error.errors()[0]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, model_validator
 
 from speedrun.config.resolve import check_known, schema_fields
 from speedrun.errors import ConfigError
-from speedrun.train.request import parse_seconds
+from speedrun.train.request import MOST_DIGITS, parse_seconds
 
 EXPLORED = 0.6  # of the budget, in the whole box
 FIRST_BOX = 1 / 3  # of each range, from then on
@@ -122,7 +122,7 @@ class Range(BaseModel, frozen=True):
 
 def _number(text: str) -> Value:
     value = float(text)
-    if not math.isfinite(value):  # as of a number of 400 digits
+    if not math.isfinite(value) or not text.isascii():  # a number of 400 digits, or digits as in ²
         raise ValueError
     return int(text) if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) else value
 
@@ -135,7 +135,7 @@ class Budget(BaseModel, frozen=True):
 
     @staticmethod
     def parse(text: str) -> Budget:
-        if re.fullmatch(r"[0-9]+", text):
+        if re.fullmatch(rf"[0-9]{{1,{MOST_DIGITS}}}", text):
             return Budget(trials=int(text))
         usable = "a number of trials (12) or a time (30m, 2h)"
         return Budget(seconds=parse_seconds(text, "--budget", usable))

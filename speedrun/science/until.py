@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from speedrun.errors import ConfigError
-from speedrun.train.request import UNITS
+from speedrun.train.request import MOST_DIGITS, UNITS
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class Until:
             return None
         seconds: list[float] = []
         seeds: list[int] = []
+        number = rf"[0-9]{{1,{MOST_DIGITS}}}"
         for word in words:
-            if found := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", word.strip()):
+            if found := re.fullmatch(rf"({number}(?:\.[0-9]+)?)([smh])", word.strip()):
                 seconds.append(float(found[1]) * UNITS[found[2]])
-            elif found := re.fullmatch(r"([0-9]+)(?: *seeds?)?", word.strip()):
+            elif found := re.fullmatch(rf"({number})(?: *seeds?)?", word.strip()):
                 seeds.append(int(found[1]))
             elif word.strip() != "decided":
                 raise ConfigError(

@@ -5,11 +5,40 @@ rich is imported by what draws with it: a run or a report that is piped needs no
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# What a terminal obeys instead of showing it: control characters but for tab and line end, other
+# line ends, marks that turn the direction of writing round; and halves of characters.
+_OBEYED = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028\\u2029\\u202a-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+MOST = 1200  # characters of a message: one that quotes a value of megabytes says no more than this
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's, to be shown: what a terminal would obey is written out."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def as_written(text: str) -> str:
+    """A text for standard output: to the byte for another program, `printable` on a terminal."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
+def sentence(text: str) -> str:
+    """A message as it is printed: its beginning says what is wrong, its end what to do."""
+    shown = printable(text)
+    if len(shown) <= MOST:
+        return shown
+    end = MOST // 3
+    return f"{shown[: MOST - end]} [... {len(shown) - MOST:,} characters ...] {shown[-end:]}"
 
 
 def console() -> Console:
@@ -28,7 +57,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
     console().print(table)
 
 

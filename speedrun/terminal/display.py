@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from speedrun.terminal.console import printable
 from speedrun.train.log import Display, StepView
 
 PLAIN_EVERY = 10.0  # seconds between plain step lines: a log stays readable at any speed
@@ -62,7 +63,7 @@ class PlainDisplay(Display):
         self._say, self._last = say, 0.0
 
     def note(self, text: str) -> None:
-        self._say(text)
+        self._say(printable(text))
 
     def step(self, view: StepView) -> None:
         if view.step == view.total or time.monotonic() - self._last >= PLAIN_EVERY:
@@ -81,7 +82,8 @@ class LiveDisplay(Display):
         self._live.start()
 
     def note(self, text: str) -> None:
-        self._live.console.print(text, highlight=False, markup=False)  # it may quote anything
+        # It may quote anything.
+        self._live.console.print(printable(text), highlight=False, markup=False)
 
     def step(self, view: StepView) -> None:
         bar = Table.grid(padding=(0, 2))

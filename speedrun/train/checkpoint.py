@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from speedrun.errors import RunError
-from speedrun.files import flush, sha256_of
+from speedrun.files import flush, parse_json, sha256_of
 
 META = "checkpoint.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -55,8 +55,8 @@ def step_of(folder: Path) -> int:
 
 def folders(root: Path) -> list[Path]:
     """Folders that bear a checkpoint's name, by step; whether they are whole is `read`'s to say."""
-    named = (path for path in root.glob("step-*") if re.fullmatch(r"step-\d{6,}", path.name))
-    return sorted(named, key=step_of)
+    named = (path for path in root.glob("step-*") if re.fullmatch(r"step-[0-9]{6,15}", path.name))
+    return sorted((path for path in named if path == folder_of(root, step_of(path))), key=step_of)
 
 
 def _sha256_of_meta(meta: Mapping[str, Any]) -> str:
@@ -120,7 +120,7 @@ def read(folder: Path, *, verify: bool = True) -> Checkpoint:
         return RunError(f"checkpoint {folder} is damaged: {what}")
 
     try:
-        meta = json.loads((folder / META).read_bytes())
+        meta = parse_json((folder / META).read_bytes())
         if meta["meta_sha256"] != _sha256_of_meta(meta):
             raise damaged(f"{META} does not match its own SHA-256")
         for name, size in meta["bytes"].items() if verify else ():

@@ -15,10 +15,11 @@ from pathlib import Path
 from speedrun.errors import ConfigError
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+MOST_DIGITS = 15  # of a number of steps or seconds
 
 
 def parse_seconds(text: str, option: str, usable: str = "a time such as 90s, 5m or 1h") -> float:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text)
+    found = re.fullmatch(rf"([0-9]{{1,{MOST_DIGITS}}}(?:\.[0-9]+)?)([smh])", text)
     if not found:
         raise ConfigError(f"{option} {text!r} cannot be used: write {usable}")
     return float(found[1]) * UNITS[found[2]]
@@ -35,7 +36,7 @@ class Interval:
     def parse(text: str) -> Interval:
         if not text:
             return Interval()
-        if re.fullmatch(r"[0-9]+", text) and int(text) > 0:
+        if re.fullmatch(rf"0*[1-9][0-9]{{0,{MOST_DIGITS - 1}}}", text):
             return Interval(steps=int(text))
         usable = "steps (50) or a time (5m)"
         return Interval(seconds=parse_seconds(text, "--checkpoint-every", usable))

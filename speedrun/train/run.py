@@ -33,7 +33,7 @@ from typing import Any
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
-from speedrun.files import finite, write_atomically, write_json
+from speedrun.files import finite, parse_json, write_atomically, write_json
 from speedrun.train import checkpoint
 from speedrun.train.summary import Summary, read_json
 
@@ -182,22 +182,29 @@ class RunFolder:
     def read_metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Logged objects in order; what is none, such as a line that a crash cut, is left out."""
         rows = []
-        data = self.metrics.read_bytes() if self.metrics.exists() else b""
-        for line in data.splitlines():
+        for line in self._metrics_bytes().splitlines():
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError:  # no JSON, or not even UTF-8
                 continue
             if isinstance(row, dict) and "kind" in row and kind in (None, row["kind"]):
                 rows.append(row)
         return rows
 
+    def _metrics_bytes(self) -> bytes:
+        try:
+            return self.metrics.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise RunError(f"{self.metrics} cannot be read: {error.strerror}") from None
+
     def metrics_digest(self) -> str | None:
         """SHA-256 of the records up to the row of the run's end; None: there is no such row.
 
         What follows it, such as a sample of text, is no part of the result.
         """
-        data = self.metrics.read_bytes() if self.metrics.exists() else b""
+        data = self._metrics_bytes()
         begin = data.rfind(b'{"kind": "end"')
         end = data.find(b"\n", begin) + 1 if begin >= 0 else 0
         return hashlib.sha256(data[:end]).hexdigest() if end else None

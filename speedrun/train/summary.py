@@ -7,7 +7,6 @@ sentence that names the file and the key.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from speedrun.errors import RunError, SpeedrunError
-from speedrun.files import finite, write_json
+from speedrun.files import finite, parse_json, write_json
 
 Model = TypeVar("Model", bound=BaseModel)
 Error = type[SpeedrunError]
@@ -125,7 +124,7 @@ class Environment(BaseModel, frozen=True, strict=True):
 
 def read_json(path: Path, error: Error = RunError) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}") from None
     except ValueError as problem:

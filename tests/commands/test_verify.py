@@ -121,7 +121,7 @@ def test_misuse_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
         ([run, tmp_path / "." / "a"], 3.28, None, "given twice"),
         ([tmp_path], 3.28, None, "not a run folder"),
         ([early], 3.28, None, "stopped before its end"),
-        ([nested], 3.28, None, "summary.json is nested too deeply"),
+        ([nested], 3.28, None, "summary.json cannot be read as JSON: it is nested too deeply"),
         ([damaged], 3.28, None, "summary.json is not a run's summary: it has no 'recipe'"),
     ]
     for runs, target, losses, sentence in cases:

@@ -119,6 +119,7 @@ BAD_FILES: list[tuple[str, bytes, str]] = [
         "line 1 has half of a surrogate pair at character 1",
     ),
     ("deep.jsonl", b"[" * 100_000 + b"\n", "nested too deeply"),
+    ("digits.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "line 1 has a number that is too long"),
     (
         "latin.jsonl",
         GOOD_LINES + b'{"text": "\xe9"}\n',

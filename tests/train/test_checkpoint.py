@@ -161,6 +161,13 @@ def test_checkpoints_are_ordered_by_step_not_by_name(tmp_path: Path) -> None:
     assert kept(tmp_path) == [5, 999_999, 1_000_000]
 
 
+def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
+    """Names that read as the number of a step, but that no step is ever given."""
+    for name in ("step-000004", "step-0000007", "step-٠٠٠٠٠٨", f"step-{'9' * 200}", "step-5"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint.folders(tmp_path)] == ["step-000004"]
+
+
 def test_a_checkpoint_is_safetensors_and_json(tiny: Make, tmp_path: Path) -> None:
     train(tiny(), tmp_path / "run")
     folder = tmp_path / "run/checkpoints/step-000008"

@@ -96,6 +96,12 @@ def test_damaged_records_are_passed_over(tiny: Make, tmp_path: Path) -> None:
     assert [row["step"] for row in run.read_metrics("train")] == [*range(1, 9)]
 
 
+def test_records_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
+    RunFolder(tmp_path).metrics.mkdir()
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        RunFolder(tmp_path).read_metrics()
+
+
 def test_resuming_on_other_data_is_refused(tiny: Make, tmp_path: Path) -> None:
     train(tiny(), tmp_path / "run", Heard(2))
     for index in range(8):

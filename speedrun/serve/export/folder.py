@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.files import finite, flush, sha256_of
+from speedrun.files import finite, flush, parse_json, sha256_of
 
 FACTS = "speedrun.json"
 KIND = "speedrun export"
@@ -46,7 +46,7 @@ def refuse_if_taken(out: Path, *, force: bool) -> None:
 def files_of_export(folder: Path) -> set[str] | None:
     """The names an earlier export wrote there; None: it is none."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        facts = json.loads((folder / FACTS).read_bytes())
+        facts = parse_json((folder / FACTS).read_bytes())
         if facts["kind"] == KIND:
             return {FACTS, *facts["files"]}
     return None
