@@ -24,7 +24,11 @@ MOST = 1200  # characters of a message: one that quotes a value of megabytes say
 
 def printable(text: str) -> str:
     """A text of somebody else's, to be shown: what a terminal would obey is written out."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _OBEYED.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def as_written(text: str) -> str:
@@ -33,8 +37,11 @@ def as_written(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """A message as it is printed: its beginning says what is wrong, its end what to do."""
-    shown = printable(text)
+    """A message as it is printed, one line: its beginning says what is wrong, its end what to do.
+
+    Whatever it quotes is told apart by eye, spaces that are none and line ends among it.
+    """
+    shown = "".join(c if c.isprintable() else _escaped(c) for c in text)
     if len(shown) <= MOST:
         return shown
     end = MOST // 3

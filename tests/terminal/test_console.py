@@ -40,6 +40,7 @@ def test_a_message_says_its_beginning_and_its_end() -> None:
     assert shown.endswith("cannot be used: it must be 1 or more")
     assert "characters ..." in shown
     assert sentence("a short one") == "a short one"
+    assert sentence("no file 'a\n\x1b\u00a0b'") == r"no file 'a\n\x1b\xa0b'"
 
 
 def test_text_is_exact_in_a_pipe_and_harmless_on_a_terminal(
