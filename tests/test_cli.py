@@ -143,17 +143,6 @@ def test_doctor_names_the_machine_and_its_choices() -> None:
         assert words in done.stdout
 
 
-def test_switches_complete_from_the_schema() -> None:
-    words = "speedrun ablate record-18 --switch model.soft"
-    start = "import sys; sys.argv = ['speedrun']; from speedrun.cli import main; main()"
-    shell = {"_SPEEDRUN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
-    done = subprocess.run(
-        [sys.executable, "-c", start],
-        env={**os.environ, **shell}, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.stdout.split() == ["model.softcap="]
-
-
 HEAVY = (
     "torch._dynamo", "torch._inductor", "torch.distributed.run", "tokenizers", "pyarrow", "scipy",
     "datasets", "huggingface_hub", "tensorboard", "wandb", "speedrun.report", "speedrun.science",

@@ -9,36 +9,54 @@ mistake is a `SpeedrunError`: its sentence goes to stderr and its code to the sh
 from __future__ import annotations
 
 import gc
+import io
 import signal
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import typer.core
 
 from speedrun import __version__
+from speedrun.cli.complete import (
+    file_names,
+    override,
+    recipe_names,
+    run_folders,
+    use_own_scripts,
+)
 from speedrun.cli.measure import Track
 from speedrun.cli.measure import app as measure_app
+from speedrun.cli.mistakes import UsageError, misuse
 from speedrun.cli.use import app as use_app
+from speedrun.cli.verbs import SomeVerbs, Verbs, leave_closed_pipe, start_screen
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.terminal.console import sentence
 
 if TYPE_CHECKING:
     from speedrun.config.files import Kind
 
+INTERRUPTED = 130
+
 app = typer.Typer(
+    cls=Verbs,
     help="Train GPTs as fast as the hardware allows, measure it honestly, and show it.",
     epilog="Start with:  speedrun train best --track nano",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipes_app = typer.Typer(help="How to train: list, show and compare recipes.")
-tracks_app = typer.Typer(help="What is raced: list, show and compare tracks.")
-data_app = typer.Typer(help="Build, inspect, verify and download datasets.", no_args_is_help=True)
+recipes_app = typer.Typer(cls=SomeVerbs, help="How to train: list, show and compare recipes.")
+tracks_app = typer.Typer(cls=SomeVerbs, help="What is raced: list, show and compare tracks.")
+data_app = typer.Typer(
+    cls=SomeVerbs,
+    help="Build, inspect, verify and download datasets.",
+    invoke_without_command=True,
+)
+use_own_scripts()
 app.add_typer(use_app)  # without a name: its verbs are listed after those of this file
 app.add_typer(measure_app)
 app.add_typer(recipes_app, name="recipes")
@@ -47,9 +65,15 @@ app.add_typer(data_app, name="data")
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="key=value, for example model.layers=6", metavar="KEY=VALUE..."),
+    typer.Argument(
+        help="key=value, for example model.layers=6",
+        metavar="KEY=VALUE...",
+        autocompletion=override,
+    ),
 ]
-Name = Annotated[str, typer.Argument(help="Name, or path to a .toml file.")]
+Name = Annotated[
+    str, typer.Argument(help="Name, or path to a .toml file.", autocompletion=file_names)
+]
 
 
 def _version(wanted: bool) -> None:
@@ -60,19 +84,39 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(start_screen())
+
+
+@data_app.callback()
+def _data(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command(epilog="Example:  speedrun train best --track nano --seed 1 model.layers=6")
 def train(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or path; none with --resume.")] = "",
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Recipe name or path; none with --resume.", autocompletion=recipe_names
+        ),
+    ] = "",
     overrides: Overrides = None,
     track: Track = "nano",
     run: Annotated[
-        Path | None, typer.Option("--run", "--run-dir", help="Run folder; default: runs/NAME.")
+        Path | None,
+        typer.Option(
+            "--run",
+            "--run-dir",
+            help="Run folder; default: runs/NAME.",
+            autocompletion=run_folders,
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Initial weights and data order.")] = None,
     steps: Annotated[int | None, typer.Option(help="Length; schedules scale with it.")] = None,
@@ -272,21 +316,30 @@ def main() -> None:
     # Importing torch makes half a million objects that stay, and looking through them again and
     # again for garbage is a tenth of its time. Who trains looks for it as usual (session.py).
     gc.set_threshold(1_000_000)
+    # A name or a text that the terminal cannot show is escaped; it does not end the program.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        code = app(standalone_mode=False, prog_name="speedrun")
+        sys.stdout.flush()  # now, while a closed pipe can still be told from a fault of ours
     except SpeedrunError as error:
-        prefix = "usage error" if isinstance(error, ConfigError) else "error"
-        typer.echo(f"speedrun: {prefix}: {sentence(str(error))}", err=True)
-        sys.exit(error.exit_code)
+        _fail("usage error" if isinstance(error, ConfigError) else "error", error, error.exit_code)
+    except UsageError as error:
+        _fail("usage error", misuse(error, sys.argv[1:]), ConfigError.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+        leave_closed_pipe()
     except OSError as error:
         if error.filename is None:  # not about a file that somebody named
             raise
-        what = sentence(f"{error.filename}: {error.strerror}")
-        typer.echo(f"speedrun: error: {what}; check the path and who may use it", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
+        _fail("error", f"{error.filename}: {error.strerror}; check the path and who may use it", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         typer.echo("speedrun: interrupted", err=True)
-        sys.exit(130)
+    sys.exit(code)
+
+
+def _fail(kind: str, message: object, code: int) -> NoReturn:
+    typer.echo(f"speedrun: {kind}: {sentence(str(message))}", err=True)
+    sys.exit(code)

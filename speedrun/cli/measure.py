@@ -8,13 +8,24 @@ from typing import Annotated
 
 import typer
 
+from speedrun.cli.complete import (
+    bench_names,
+    override,
+    recipe_names,
+    run_folders,
+    switches,
+    track_names,
+)
+
 app = typer.Typer()
 
-Track = Annotated[str, typer.Option(help="Track name or path to a .toml file.")]
+Track = Annotated[
+    str, typer.Option(help="Track name or path to a .toml file.", autocompletion=track_names)
+]
 Tracks = Annotated[
     list[str] | None,
     typer.Option(help="Track name or path; several: the same on each, then side by side.",
-                 show_default="nano"),
+                 show_default="nano", autocompletion=track_names),
 ]  # fmt: skip
 Seeds = Annotated[
     int | None,
@@ -29,7 +40,10 @@ UntilOption = Annotated[
         "'12 seeds'.",
     ),
 ]
-SetOverrides = Annotated[list[str] | None, typer.Option("--set", help="key=value for every run.")]
+SetOverrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value for every run.", autocompletion=override),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -44,7 +58,9 @@ RACE = Path("races/race")
 
 @app.command(epilog="Example:  speedrun race baseline record-18 best --track nano --seeds 3")
 def race(
-    recipes: Annotated[list[str], typer.Argument(help="Recipe names or paths.")],
+    recipes: Annotated[
+        list[str], typer.Argument(help="Recipe names or paths.", autocompletion=recipe_names)
+    ],
     track: Tracks = None,
     seeds: Seeds = None,
     until: UntilOption = None,
@@ -75,15 +91,11 @@ def race(
     )  # fmt: skip
 
 
-def _keys(incomplete: str) -> list[str]:
-    from speedrun.config.resolve import describe
-
-    return [f"{key}=" for key in describe() if key.startswith(incomplete)]
-
-
 @app.command(epilog="Example:  speedrun ablate record-18 --track pico --until decided --until 1h")
 def ablate(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe name or path.", autocompletion=recipe_names)
+    ],
     track: Tracks = None,
     seeds: Seeds = None,
     until: UntilOption = None,
@@ -91,7 +103,7 @@ def ablate(
         list[str] | None,
         typer.Option(
             help="key=value, or the name of a technique to be off; without: each of them.",
-            autocompletion=_keys,
+            autocompletion=switches,
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/ablation"),
@@ -114,7 +126,9 @@ def ablate(
     epilog="Example:  speedrun tune modern --over optimizer.hidden.lr=0.0003..0.01:log --budget 12"
 )
 def tune(
-    recipe: Annotated[str, typer.Argument(help="Recipe name or path.")],
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe name or path.", autocompletion=recipe_names)
+    ],
     budget: Annotated[
         str, typer.Option(help="Trials (12), the recipe as it stands included, or a time (30m).")
     ],
@@ -123,7 +137,7 @@ def tune(
         typer.Option(
             help="KEY=LOW..HIGH, with :log after it on a log scale; may be given several times. "
             "Default: the rates of the hidden matrices (1/6 to 6 times) and the head (1/4 to 4).",
-            autocompletion=_keys,
+            autocompletion=override,
             show_default=False,
         ),
     ] = None,
@@ -146,7 +160,9 @@ def tune(
 
 @app.command("verify", epilog="Example:  speedrun verify runs/a runs/b runs/c --target 3.28")
 def verify_claim(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Run folders.")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run folders.", autocompletion=run_folders)
+    ] = None,
     target: Annotated[float | None, typer.Option(help="Default: the runs' own.")] = None,
     alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
     losses: Annotated[
@@ -167,7 +183,10 @@ def verify_claim(
 
 @app.command(epilog="Example:  speedrun report races/race --out race.html")
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, races, ablations or tunings.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Runs, races, ablations or tunings.", autocompletion=run_folders),
+    ],
     out: Annotated[Path | None, typer.Option(help="The page; default: report.html.")] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve it live on this machine only.")
@@ -182,7 +201,9 @@ def report(
 
 @app.command(epilog="Example:  speedrun submit runs/a runs/b runs/c")
 def submit(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders of one recipe.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders of one recipe.", autocompletion=run_folders)
+    ],
     file: Annotated[Path, typer.Option(help="The leaderboard.")] = Path("leaderboard.json"),
     alpha: Annotated[float, typer.Option(help="Level of the test.")] = 0.01,
 ) -> None:
@@ -212,7 +233,10 @@ def doctor() -> None:
 
 @app.command(epilog="Example:  speedrun bench loader --json")
 def bench(
-    name: Annotated[str, typer.Argument(help="What to measure; without a name: all.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(help="What to measure; without a name: all.", autocompletion=bench_names),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One flat JSON object.")] = False,
 ) -> None:
     """Measure side by side on this machine and print ratios."""

@@ -7,9 +7,45 @@ from typing import Annotated
 
 import typer
 
+from speedrun.cli.complete import (
+    recipe_names,
+    run_folders,
+    run_sorts,
+    run_states,
+    track_names,
+)
+
 app = typer.Typer()
 
-Run = Annotated[Path, typer.Argument(help="Run folder.")]
+Run = Annotated[Path, typer.Argument(help="Run folder.", autocompletion=run_folders)]
+
+
+@app.command(epilog="Example:  speedrun runs --track nano --sort loss")
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders to look in, such as races/race; default: runs."),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="date (newest first), loss or recipe.", autocompletion=run_sorts)
+    ] = "date",
+    track: Annotated[str, typer.Option(help="Only this track.", autocompletion=track_names)] = "",
+    recipe: Annotated[
+        str, typer.Option(help="Only this recipe.", autocompletion=recipe_names)
+    ] = "",
+    state: Annotated[
+        str,
+        typer.Option(
+            help="Only those running, finished, stopped, failed, damaged or foreign.",
+            autocompletion=run_states,
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List runs with recipe, track, loss, date and state: running, finished, stopped, damaged."""
+    from speedrun.commands.runs import runs_command
+
+    runs_command(folders or [], sort=sort, track=track, recipe=recipe, state=state, as_json=as_json)
 
 
 @app.command(epilog='Example:  speedrun sample runs/first --prompt "def main" --tokens 200')
@@ -65,6 +101,7 @@ def evaluate(
         typer.Argument(
             help="One run folder or two, then text files, folders, globs, or a built dataset.",
             metavar="RUN [RUN] TEXT...",
+            autocompletion=run_folders,
         ),
     ],
     context: Annotated[
@@ -95,7 +132,10 @@ def evaluate(
 
 @app.command(epilog="Example:  speedrun serve runs/first runs/second --port 8000")
 def serve(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; two are shown side by side.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders; two are shown side by side.", autocompletion=run_folders),
+    ],
     port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than this machine's own see it then.")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from speedrun.config.resolve import Resolved, change, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.terminal.console import console, print_table, size_text
+from speedrun.terminal.program import command
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
@@ -159,19 +158,6 @@ def _how_to_go_on(config: Config, run: RunFolder, summary: Summary) -> str:
     at_target = config.train.stop == "target" and summary.reached_target
     stop = ["train.stop=steps"] if at_target else []
     return command("train", *stop, "--resume", "--run", str(run.path))
-
-
-def command(*words: str) -> str:
-    """A line that works as it stands: the program is named as it was called."""
-    called = Path(sys.argv[0])
-    program = ["speedrun"]
-    if called.name == "__main__.py":
-        program = [sys.executable, "-m", "speedrun"]
-    elif called.name == "speedrun":
-        found = shutil.which("speedrun")
-        if found is None or not called.exists() or not called.samefile(found):
-            program = [str(called)]
-    return shlex.join([*program, *words])
 
 
 def print_result(config: Config, run: RunFolder, summary: Summary) -> None:

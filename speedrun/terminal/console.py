@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+NARROW = 60  # characters: below this, a wide table is printed row by row
+
 
 # What a terminal obeys instead of showing it: control characters but for tab and line end, other
 # line ends, marks that turn the direction of writing round; and halves of characters.
@@ -52,20 +54,45 @@ def console() -> Console:
     """Piped output is not wrapped to a terminal that is not there."""
     from rich.console import Console
 
-    found = Console(highlight=False, markup=False)
-    return found if found.is_terminal else Console(highlight=False, markup=False, width=160)
+    class Ours(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # for the end of the program to say, as of any other output
+
+    found = Ours(highlight=False, markup=False)
+    return found if found.is_terminal else Ours(highlight=False, markup=False, width=160)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    rows = [[printable(str(cell)) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    console().print(table)
+        table.add_row(*map(Text, row))
+    where = console()
+    columns = zip(header, *rows, strict=True)
+    widths = [max(map(len, column)) + 2 for column in columns]
+    if not where.is_terminal:
+        where.width = max(where.width, sum(widths))
+    if len(header) > 2 and where.width < min(NARROW, sum(widths)):
+        _print_below_each_other(where, header, rows)
+    else:
+        where.print(table)
+
+
+def _print_below_each_other(
+    where: Console, header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Where columns would be a few characters wide: a block for each row."""
+    from rich.text import Text
+
+    for number, (first, *cells) in enumerate(rows):
+        where.print(Text(f"\n{first}" if number else first))
+        for name, cell in zip(header[1:], cells, strict=True):
+            where.print(Text(f"  {name}: {cell}"))
 
 
 def size_text(count: float) -> str:

@@ -16,14 +16,15 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from speedrun.errors import RunError
 from speedrun.files import flush, parse_json, sha256_of
+
+if TYPE_CHECKING:  # what lists runs reads no tensors, and does not wait for torch
+    from torch import Tensor
 
 META = "checkpoint.json"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -39,10 +40,15 @@ class Checkpoint:
         return int(self.meta["step"])
 
     def model(self) -> dict[str, Tensor]:
-        return load_file(self.folder / MODEL)
+        return self._tensors(MODEL)
 
     def optimizer(self) -> dict[str, Tensor]:
-        return load_file(self.folder / OPTIMIZER)
+        return self._tensors(OPTIMIZER)
+
+    def _tensors(self, name: str) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / name)
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -71,6 +77,8 @@ def save(
     optimizer: Mapping[str, Tensor],
 ) -> Path:
     """Write `root/step-NNNNNN` for `meta["step"]`; an older one of that step is replaced."""
+    from safetensors.torch import save_file
+
     final = folder_of(root, meta["step"])
     temporary, replaced = root / f".{final.name}.partial", root / f".{final.name}.replaced"
     try:

@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from speedrun.train import checkpoint
 from speedrun.train.summary import Summary, read_json
 
 LOCK = ".lock"
+LOCK_WAITS = (0.0, 0.02, 0.1)  # seconds: `in_use` of another process holds the lock for an instant
+TAIL_BYTES = 65_536  # of metrics.jsonl, for those who ask where a run stands
 
 
 class RunFolder:
@@ -104,13 +107,11 @@ class RunFolder:
             handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise RunError(f"run folder {self.path} cannot be written: {error.strerror}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not any(map(partial(_taken, handle), LOCK_WAITS)):
             os.close(handle)
             raise RunError(
                 f"run folder {self.path} is in use by another process; wait for it or stop it"
-            ) from None
+            )
         try:
             checkpoint.tidy(self.checkpoints)
             yield
@@ -120,6 +121,22 @@ class RunFolder:
                     (self.path / LOCK).unlink()
                     self.path.rmdir()
             os.close(handle)
+
+    def in_use(self) -> bool:
+        """Whether a process is at work in the folder."""
+        try:
+            handle = os.open(self.path / LOCK, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        finally:
+            os.close(handle)
+        return False
 
     def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
         """Write what a run begins with; the config comes last, since it makes a folder a run.
@@ -181,15 +198,15 @@ class RunFolder:
 
     def read_metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Logged objects in order; what is none, such as a line that a crash cut, is left out."""
-        rows = []
-        for line in self._metrics_bytes().splitlines():
-            try:
-                row = parse_json(line)
-            except ValueError:  # no JSON, or not even UTF-8
-                continue
-            if isinstance(row, dict) and "kind" in row and kind in (None, row["kind"]):
-                rows.append(row)
-        return rows
+        return _rows(self._metrics_bytes(), kind)
+
+    def last_metrics(self) -> list[dict[str, Any]]:
+        """The end of what was logged, for which a long file is not read whole."""
+        if not self.metrics.is_file():
+            return []
+        with self.metrics.open("rb") as file:
+            file.seek(max(0, self.metrics.stat().st_size - TAIL_BYTES))
+            return _rows(file.read())
 
     def _metrics_bytes(self) -> bytes:
         try:
@@ -221,3 +238,25 @@ class RunFolder:
             if i <= last or row.get("step", 0) <= limits.get(row["kind"], step)
         ]
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+
+def _taken(handle: int, wait: float) -> bool:
+    time.sleep(wait)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _rows(data: bytes, kind: str | None = None) -> list[dict[str, Any]]:
+    rows = []
+    for line in data.splitlines():
+        try:
+            row = parse_json(line)
+        except ValueError:  # no JSON, or not even UTF-8
+            continue
+        named = row.get("kind") if isinstance(row, dict) else None
+        if isinstance(named, str) and kind in (None, named):
+            rows.append(row)
+    return rows

@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from speedrun.cli import app
-from speedrun.commands.train import command, print_result, train_command
+from speedrun.commands.train import print_result, train_command
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError, RunError
+from speedrun.terminal.program import command
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary

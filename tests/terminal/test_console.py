@@ -98,7 +98,7 @@ def test_errors_are_short_and_written_out(
 def test_an_error_of_the_system_that_names_no_file_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(cli, "app", fail)

@@ -1,0 +1,96 @@
+"""Shells ask by the real protocol how a line goes on; the answer needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from speedrun.config.files import names
+from tests.cli.calling import Call
+from tests.report.made import begun_run, made_config
+
+
+def bash(call: Call, line: str) -> list[str]:
+    """The lines that the script of bash gets for a line with the cursor at its end."""
+    at = len(line.split()) - (not line.endswith(" "))
+    found = call(COMP_WORDS=line, COMP_CWORD=str(at), _SPEEDRUN_COMPLETE="complete_bash")
+    assert (found.code, found.err) == (0, "")
+    return found.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("speedrun tra", ["train", "tracks"]),
+        ("speedrun train mod", ["modern", "modern-cosine"]),
+        ("speedrun train best --track n", ["nano"]),
+        ("speedrun train best model.lay", ["model.layers="]),
+        ("speedrun train best model.layers=3 model.qk_n", ["model.qk_norm="]),
+        ("speedrun train best model.norm=", ["model.norm=rms", "model.norm=layer"]),
+        ("speedrun train best model.qk_norm=t", ["model.qk_norm=true"]),
+        ("speedrun train best model.layers=", [""]),  # any number: nothing to offer
+        ("speedrun race best record-1", [name for name in names("recipe") if "-1" in name]),
+        ("speedrun race best --set machine.thr", ["machine.threads="]),
+        ("speedrun ablate best --switch model.soft", ["model.softcap="]),
+        ("speedrun ablate best --switch Mu", ["Muon"]),
+        ("speedrun tune best --over optimizer.head.l", ["optimizer.head.lr="]),
+        ("speedrun recipes sh", ["show"]),
+        ("speedrun recipes show mode", ["modern", "modern-cosine"]),
+        ("speedrun tracks show p", ["pico", "pico-prose", "prose"]),
+        ("speedrun bench att", ["attention"]),
+        ("speedrun runs --sort l", ["loss"]),
+        ("speedrun runs --state f", ["finished", "failed", "foreign"]),
+        ("speedrun train best --see", ["--seed"]),
+        ("speedrun zzz x", [""]),
+    ],
+)
+def test_bash_is_answered(call: Call, line: str, expected: list[str]) -> None:
+    assert bash(call, line) == expected
+
+
+def test_runs_and_the_way_to_them(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun_run(tmp_path / "runs/first", made_config())
+    (tmp_path / "runs/group").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert bash(call, "speedrun sample ru") == ["runs/"]
+    assert bash(call, "speedrun sample runs/") == ["runs/first", "runs/group/"]
+    assert bash(call, "speedrun train --resume --run runs/f") == ["runs/first"]
+    assert bash(call, "speedrun report runs/first runs/g") == ["runs/group/"]
+    assert bash(call, "speedrun train best data.dir=ru") == ["data.dir=runs/"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_other_shells_are_answered(call: Call, shell: str) -> None:
+    asked = {
+        "_SPEEDRUN_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_TYPER_COMPLETE_ARGS": "speedrun train best model.lay",
+    }  # fmt: skip
+    assert "model.layers=" in call(**asked).out
+
+
+def test_neither_answers_nor_lists_load_torch(tmp_path: Path) -> None:
+    """A second of importing at every press of a key: so an import of torch is an error here."""
+    code = (
+        "import os, sys; sys.modules['torch'] = None\n"
+        "from speedrun.cli import main\n"
+        "def call(*words):\n"
+        "    sys.argv = ['speedrun', *words]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: assert not end.code, words\n"
+        "call(); call('--help'); call('runs', '--json'); call('recipes')\n"
+        "os.environ |= {'_SPEEDRUN_COMPLETE': 'complete_bash', 'COMP_CWORD': '3'}\n"
+        "for line in ('train best model.lay', 'runs --state fi', 'recipes show nothing'):\n"
+        "    os.environ['COMP_WORDS'] = f'speedrun {line}'\n"
+        "    call()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nmodel.layers=\nfinished\n\n")
