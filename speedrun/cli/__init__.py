@@ -44,18 +44,13 @@ app = typer.Typer(
     cls=Verbs,
     help="Train GPTs as fast as the hardware allows, measure it honestly, and show it.",
     epilog="Start with:  speedrun train best --track nano",
-    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 recipes_app = typer.Typer(cls=SomeVerbs, help="How to train: list, show and compare recipes.")
 tracks_app = typer.Typer(cls=SomeVerbs, help="What is raced: list, show and compare tracks.")
-data_app = typer.Typer(
-    cls=SomeVerbs,
-    help="Build, inspect, verify and download datasets.",
-    invoke_without_command=True,
-)
+data_app = typer.Typer(cls=SomeVerbs, help="Build, inspect, verify and download datasets.")
 use_own_scripts()
 app.add_typer(use_app)  # without a name: its verbs are listed after those of this file
 app.add_typer(measure_app)
@@ -82,7 +77,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _main(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001
@@ -93,7 +88,7 @@ def _main(
         typer.echo(start_screen())
 
 
-@data_app.callback()
+@data_app.callback(invoke_without_command=True)
 def _data(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
