@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -35,7 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "BEAT", 0.05)
     monkeypatch.setattr(locks, "PATIENCE", 1.0)
     monkeypatch.setattr(locks, "SETTLE", 0.01)
-    monkeypatch.setattr(locks.platform, "node", lambda: "here")
+    monkeypatch.setattr(platform, "node", lambda: "here")
 
 
 def no_locks(_: object, __: int) -> None:
