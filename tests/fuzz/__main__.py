@@ -17,11 +17,15 @@ from pathlib import Path
 import typer.main
 
 from tests.fuzz.configs import configs
+from tests.fuzz.datasets import datasets
 from tests.fuzz.options import options
+from tests.fuzz.requests import requests
+from tests.fuzz.results import results
 from tests.fuzz.runner import Runner, Target
+from tests.fuzz.runs import runs
 from tests.fuzz.world import World
 
-FAMILIES = (configs, options)  # each gives its targets for a world
+FAMILIES = (requests, configs, options, results, datasets, runs)
 
 
 COUNTS = ("inputs", "results", "sentences", "faults")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -171,7 +172,7 @@ def spoil_value(rng: Random, found: Any) -> Any:
             return rng.sample(found, len(found))
         return [*found[:place], spoil_value(rng, found[place]), *found[place + 1 :]]
     if isinstance(found, (int, float)) and not isinstance(found, bool) and rng.random() < 0.4:
-        return rng.choice((found + 1, -found, found * 1000, str(found), [found], float(found)))
+        return rng.choice((found + 1, -found, found * 1000, str(found), [found], 1.5))
     return value(rng)
 
 
@@ -184,7 +185,10 @@ def spoil_json(rng: Random, data: bytes) -> bytes:
     """Mostly JSON still, of another shape."""
     if rng.random() < 0.25:
         return spoil_bytes(rng, data)
-    found = json.loads(data)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):  # spoilt already
+        return spoil_bytes(rng, data)
     for _ in range(rng.choice((1, 1, 2))):
         found = spoil_value(rng, found)
     return as_json(rng, found)
@@ -208,9 +212,19 @@ def spoil_lines(rng: Random, data: bytes) -> bytes:
         else:
             try:
                 lines[place] = as_json(rng, spoil_value(rng, json.loads(lines[place])))
-            except ValueError:  # spoilt already
+            except (ValueError, RecursionError):  # spoilt already
                 lines[place] = spoil_bytes(rng, lines[place])
     return b"\n".join(lines) + rng.choice((b"\n", b"\n", b"", b"\r\n"))
+
+
+def spoil_toml(rng: Random, data: bytes) -> bytes:
+    """Mostly TOML still, with a value, a key or a table changed."""
+    if rng.random() < 0.3:
+        return spoil_bytes(rng, data)
+    try:
+        return as_toml(spoil_value(rng, tomllib.loads(data.decode()))).encode(errors="replace")
+    except (TypeError, ValueError, RecursionError, AttributeError):  # spoilt already, or no tables
+        return spoil_bytes(rng, data)
 
 
 def as_toml(found: Any) -> str:

@@ -40,6 +40,7 @@ class Command:
     writes: Sequence[str] = ()  # what a result may make or change, below the folder
     leaves: Sequence[str] = ()  # what may be there after a failure too, such as a run that began
     codes: Sequence[int] = (0, 1, 2)
+    damaged: str = ""  # what a hash tells to be damaged: the result may not be as if it were not
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,14 @@ def _wrong(command: Command, said: Said) -> str:
         return "stderr has characters that a terminal acts on"
     lines = [line for line in said.err.splitlines() if line.strip()]
     if said.code == 0:
+        if command.damaged and not lines:
+            return f"{command.words[0]} accepted damage in {command.damaged}"
         return next((f"a result with a warning: {line}" for line in lines if "arning" in line), "")
-    if lines and lines[0].startswith("Usage: "):
+    first = lines[0] if lines else ""
+    if first.startswith("Usage: ") or (first.startswith("Error: ") and len(lines) == 1):
         return "" if said.code == 2 else f"usage with exit code {said.code}"
+    if command.words[:2] == ["data", "verify"]:
+        lines = lines[-1:]  # after a sentence on each thing that is wrong
     if not lines and said.out and command.words[0] == "verify" and said.code == 1:
         return ""  # the claim does not hold
     told = [line for line in lines if line.startswith(SENTENCES)]

@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class Tally:
     results: int = 0
     sentences: int = 0
     faults: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of a core
     next: int = 0  # number of the next case
 
     def add(self, kind: str) -> None:
@@ -75,7 +76,6 @@ class _Job:
     pid: int
     pipe: int
     scratch: Path
-    begun: float
     case: int = -1  # under way
     text: bytes = b""
 
@@ -105,9 +105,8 @@ class Runner:
             jobs = self._wait(jobs)
 
     def _spent(self, target: Target, jobs: list[_Job]) -> float:
-        now = time.monotonic()
-        running = sum(now - job.begun + 1e-3 for job in jobs if job.target is target)
-        return self.tallies[target.name].seconds + running
+        """What is under way is taken to last a second."""
+        return self.tallies[target.name].seconds + sum(job.target is target for job in jobs)
 
     def repeat(self, target: Target, case: int) -> None:
         """One case by itself, for whoever mends it."""
@@ -128,11 +127,13 @@ class Runner:
             try:
                 _work(target, self.seed, cases, scratch, self.keep, writing, end)
                 code = 0
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(code)  # what threads and servers of a case are doing is over with it
         os.close(writing)
         os.set_blocking(reading, False)
-        return _Job(target, pid, reading, scratch, time.monotonic())
+        return _Job(target, pid, reading, scratch)
 
     def _wait(self, jobs: list[_Job]) -> list[_Job]:
         """Take what the processes say; gives those that go on."""
@@ -168,9 +169,9 @@ class Runner:
 
     def _ended(self, job: _Job) -> None:
         os.close(job.pipe)
-        _, status = os.waitpid(job.pid, 0)
+        _, status, used = os.wait4(job.pid, 0)
         tally = self.tallies[job.target.name]
-        tally.seconds += time.monotonic() - job.begun
+        tally.seconds += used.ru_utime + used.ru_stime
         code = os.waitstatus_to_exitcode(status)
         if code != 0:
             heard = job.scratch / "stderr"

@@ -175,7 +175,10 @@ def copied(folder: Path, to: Path, spoilt: str = "") -> Path:
             continue
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         if path.suffix in (".safetensors", ".bin") and str(name) != spoilt:
-            os.link(path, to / name)
+            try:
+                os.link(path, to / name)
+            except OSError:  # on another disk
+                shutil.copy2(path, to / name)
         else:
             shutil.copy2(path, to / name)
     return to
