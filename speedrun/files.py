@@ -18,27 +18,9 @@ from typing import Any
 from speedrun.errors import SpeedrunError
 
 
-class NoHomeError(SpeedrunError, RuntimeError):
-    """There is nowhere to keep things; a RuntimeError too, as it is to `Path.expanduser`."""
-
-
 def cache_home() -> Path:
     """Where datasets and compiled kernels are kept: $SPEEDRUN_HOME, or ~/.cache/speedrun."""
-    try:
-        return Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
-    except RuntimeError:  # no HOME, and a user whom the system does not know
-        raise NoHomeError(
-            "this user has no home folder to keep datasets and kernels in: set SPEEDRUN_HOME to a "
-            "folder that can be written"
-        ) from None
-
-
-def elsewhere(path: Path) -> str:
-    """What to do where `path` cannot be written."""
-    with suppress(NoHomeError):
-        if path.absolute().is_relative_to(cache_home().absolute()):
-            return "free some space there, or set SPEEDRUN_HOME to a folder that can be written"
-    return "free some space or choose another folder"
+    return Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
 
 
 def flush(path: Path) -> None:
@@ -62,9 +44,11 @@ def write_atomically(
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as problem:
-        with suppress(OSError):  # nor can it be removed, or even looked for
+        with suppress(OSError):  # a name that is too long cannot even be looked for
             temporary.unlink(missing_ok=True)
-        raise error(f"cannot write {path}: {problem.strerror}; {elsewhere(path)}") from problem
+        raise error(
+            f"cannot write {path}: {problem.strerror}; free some space or choose another folder"
+        ) from problem
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -75,9 +59,15 @@ def write_json(path: Path, value: Any) -> None:
 def parse_json(data: str | bytes) -> Any:
     """What a JSON text says; whatever is none is a ValueError."""
     try:
-        return json.loads(data)
+        found = json.loads(data)
+        # Only an escape can stand for half of a pair, which nothing could write as UTF-8 again.
+        if ("\\u" if isinstance(data, str) else b"\\u") in data:
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has half of a surrogate pair, which UTF-8 cannot hold") from None
+    return found
 
 
 def finite(value: Any) -> Any:

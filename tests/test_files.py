@@ -84,3 +84,11 @@ def test_the_cache_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SPEEDRUN_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_home() == tmp_path / ".cache/speedrun"
+
+
+def test_json_with_half_a_character_is_refused() -> None:
+    """It could not be written again: a page of it ended in a UnicodeEncodeError."""
+    for data in ('{"a": "\\ud800"}', b'["\\udc00\\ud800"]', '{"\\udfff": 1}'):
+        with pytest.raises(ValueError, match="half of a surrogate pair"):
+            parse_json(data)
+    assert parse_json(r'["\ud83c\udfc1", "\u00e9", "\\ud800"]') == ["\U0001f3c1", "\xe9", r"\ud800"]

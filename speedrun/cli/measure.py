@@ -224,13 +224,11 @@ def leaderboard(
 
 
 @app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-) -> None:
-    """Say what this machine has, which backend would be used and why, and what is in the way."""
+def doctor() -> None:
+    """Say what this machine has, which backend would be used and why, and what is missing."""
     from speedrun.commands.doctor import doctor_command
 
-    doctor_command(as_json=as_json)
+    doctor_command()
 
 
 @app.command(epilog="Example:  speedrun bench loader --json")

@@ -22,8 +22,9 @@ def _fits(value: float) -> float:
     return value
 
 
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=0)]
+MOST_COUNT = 2**40  # no run has as many steps or tokens
+Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+Amount = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_fits)]
 NonNegative = Annotated[float, Field(ge=0), AfterValidator(_fits)]

@@ -41,17 +41,26 @@ def _as_list(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_as_list)]
 Layers = Annotated[tuple[Amount, ...], Field(strict=False)]
+# Sizes that no run comes near; a model of all of them can still be counted in 64 bits.
+Depth = Annotated[int, Field(ge=1, le=1000)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+Heads = Annotated[int, Field(ge=1, le=2**14)]
+HeadSize = Annotated[int, Field(ge=0, le=2**14)]
+Ratio = Annotated[int, Field(ge=1, le=1024)]
+Rows = Annotated[int, Field(ge=0, le=2**31)]
+Length = Annotated[int, Field(ge=1, le=2**24)]
+Threads = Annotated[int, Field(ge=0, le=1024)]
 
 
 class ModelConfig(Section):
     """Architecture: sizes come from the track, switches from the recipe."""
 
-    layers: Count = Field(12, description="transformer blocks")
-    width: Count = Field(768, description="size of the residual stream")
-    heads: Count = Field(6, description="query heads; must divide the width unless head_dim is set")
-    head_dim: Amount = Field(0, description="size of a head; 0: width / heads")
+    layers: Depth = Field(12, description="transformer blocks")
+    width: Width = Field(768, description="size of the residual stream")
+    heads: Heads = Field(6, description="query heads; must divide the width unless head_dim is set")
+    head_dim: HeadSize = Field(0, description="size of a head; 0: width / heads")
     kv_heads: Amount = Field(0, description="key/value heads, a divisor of heads; 0: as many")
-    mlp_ratio: Count = Field(4, description="hidden size of the MLP in widths")
+    mlp_ratio: Ratio = Field(4, description="hidden size of the MLP in widths")
     bias: bool = Field(False, description="biases in linear layers and LayerNorm")
     positions: Annotated[
         Literal["rotary", "half-rotary", "learned"],
@@ -90,7 +99,9 @@ class ModelConfig(Section):
     tied_head: Annotated[bool, Technique("untied head", off=True)] = Field(
         False, description="the head is the token embedding"
     )
-    vocab_multiple: Count = Field(128, description="pad the head's vocabulary to a multiple")
+    vocab_multiple: Count = Field(
+        128, le=2**20, description="pad the head's vocabulary to a multiple"
+    )
     pad_embeddings: bool = Field(True, description="pad the embedding tables likewise")
     init: Literal["uniform", "gpt2"] = Field(
         "uniform", description="initial weights; uniform: +-1/sqrt(fan in), gpt2: normal, 0.02"
@@ -124,7 +135,7 @@ class ModelConfig(Section):
     unet_skips: Annotated[bool, Technique("U-net skips", off=False)] = Field(
         False, description="add first-half outputs to the second half"
     )
-    bigram_rows: Annotated[Amount, Technique("bigram table", off=0)] = Field(
+    bigram_rows: Annotated[Rows, Technique("bigram table", off=0)] = Field(
         0, description="rows of a hashed table for pairs of neighbouring tokens; 0: none"
     )
     key_offset: Annotated[bool, Technique("key offset", off=False)] = Field(
@@ -256,7 +267,7 @@ class BatchConfig(Section):
     """The global batch of one optimizer step."""
 
     tokens: Count = Field(524_288, description="tokens per step over all ranks")
-    length: Count = Field(1024, description="tokens in a sequence")
+    length: Length = Field(1024, description="tokens in a sequence")
 
     @model_validator(mode="after")
     def _check(self) -> BatchConfig:
@@ -311,7 +322,7 @@ class MachineConfig(Section):
         "auto", description="for torch.compile: a block, reused by all, or the model; auto: on CUDA"
     )
     microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
-    threads: Amount = Field(0, description="CPU threads; 0: all cores")
+    threads: Threads = Field(0, description="CPU threads; 0: all cores")
     jobs: Count = Field(
         1, description="runs that share the machine at a time, its cores and memory divided by them"
     )

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from speedrun.errors import ConfigError
 from speedrun.files import write_json
@@ -189,6 +189,14 @@ class Tuning(BaseModel, frozen=True):
     trials: tuple[Trial, ...]
     stopped: int = 0  # trials that were under way when the time was over
     best: int | None = None  # number of the trial with the lowest loss; None: all diverged
+
+    @model_validator(mode="after")
+    def _check(self) -> Tuning:
+        keys = {one.key for one in self.over}
+        for trial in self.trials:
+            if missing := keys - trial.values.keys():
+                raise ValueError(f"trial {trial.number} has no value of {min(missing)}")
+        return self
 
     @property
     def runs(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.data.tokenizer import Tokenizer, load_tokenizer
+from speedrun.errors import RunError
 from speedrun.model.gpt import GPT
 from speedrun.model.plan import AttentionPlanner
 from speedrun.train.run import RunFolder
@@ -49,6 +50,12 @@ def load_run(path: Path, *, length: int = 0) -> LoadedRun:
     run.load_config()  # what is no run is refused as one, before anything in it is looked for
     tokenizer = load_tokenizer(run.tokenizer)
     trained = load_trained(run, tokenizer.vocab_size, torch.device("cpu"), length=length)
+    then = trained.checkpoint.meta.get("tokenizer_fingerprint", tokenizer.fingerprint)
+    if tokenizer.fingerprint != then:
+        raise RunError(
+            f"{run.tokenizer} is not the tokenizer that {path} was trained with (fingerprint "
+            f"{tokenizer.fingerprint[:12]} against {then[:12]}): copy it from the run's dataset"
+        )
     for sentence in trained.skipped:
         print(f"speedrun: {sentence}; going by step {trained.checkpoint.step:,}", file=sys.stderr)
     return LoadedRun(run, tokenizer, trained)

@@ -21,10 +21,9 @@ from speedrun.data.loader import Loader
 from speedrun.data.tokenizer import Tokenizer
 from speedrun.data.validation import ValidationBatches
 from speedrun.errors import ConfigError
-from speedrun.hardware import matmul_flops, probe_bf16
-from speedrun.limits import memory_bytes
+from speedrun.hardware import matmul_flops, memory_bytes, probe_bf16
 from speedrun.model.gpt import GPT
-from speedrun.train.estimate import sequences_that_fit
+from speedrun.train.estimate import refuse_too_large, sequences_that_fit
 from speedrun.train.world import World
 
 
@@ -83,6 +82,7 @@ def open_data(
         memory = torch.cuda.get_device_properties(world.device).total_memory
     else:
         memory = memory_bytes() // world.local_size
+    refuse_too_large(config, dataset.vocab_size, memory, dtype.itemsize)
     fits = sequences_that_fit(config, dataset.vocab_size, memory, dtype.itemsize)
     microbatches = config.microbatches(world.size, fits)
     shared: dict[str, Any] = {

@@ -19,8 +19,6 @@ from speedrun.data.dataset import Dataset
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
 from speedrun.errors import ConfigError
-from speedrun.hardware import peak_memory_bytes
-from speedrun.limits import least_memory, memory_bytes, memory_limits
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
 from speedrun.model.roles import MATRICES
@@ -88,9 +86,33 @@ def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: i
 
     It depends on the size of the machine, not on what is free, so that a run repeats exactly.
     """
-    beside = max(0, memory - 2 * RUNTIME_BYTES)  # where little is left beside the process itself
-    share = min(int(USABLE * memory), beside) // config.machine.jobs
+    share = int(USABLE * memory) // config.machine.jobs
     return max(1, share // sequence_bytes(config, vocab_size, itemsize))
+
+
+def least_weights(config: Config, vocab_size: int) -> int:
+    """How many weights a model has at least: matrices and tables, counted without building it."""
+    model = config.model
+    attention = 2 * (model.heads + model.groups) * model.size_of_head
+    attending = model.layers - len(set(model.attention_free))
+    tables = 1 if model.tied_head else 2
+    if model.value_embeddings != "none":
+        tables += model.value_tables if model.value_embeddings == "ends" else model.layers // 2
+    rows = tables * vocab_size + model.bigram_rows
+    inside = attending * attention + 2 * model.layers * model.mlp_ratio * model.width
+    return model.width * (inside + rows)
+
+
+def refuse_too_large(config: Config, vocab_size: int, memory: int, itemsize: int = 4) -> None:
+    """What cannot fit, before it is built: weights, gradients, one moment, one sequence."""
+    least = 3 * itemsize * least_weights(config, vocab_size)
+    least += sequence_bytes(config, vocab_size, itemsize)
+    if least > memory:
+        raise ConfigError(
+            f"{config.model.layers} layers of width {config.model.width:,} on sequences of "
+            f"{config.batch.length:,} tokens take at least {least / 2**30:,.1f} GiB, and there are "
+            f"{memory / 2**30:,.1f}: set a smaller model or batch.length"
+        )
 
 
 def without_storage(config: Config, vocab_size: int) -> GPT:
@@ -116,32 +138,3 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         + moments
         + rows * sequence_bytes(config, vocab_size),
     )
-
-
-def refuse_if_too_large(config: Config, vocab_size: int, ranks: int, ranks_here: int) -> None:
-    """A run that cannot fit into memory is told so, rather than killed after some minutes."""
-    memory = memory_bytes() // ranks_here
-    if _rough_bytes(config, vocab_size, ranks, memory) < memory // 2:
-        return  # and has not waited for what a model without storage imports
-    needed = estimate(config, vocab_size, ranks, memory * ranks).memory_bytes
-    now = peak_memory_bytes()
-    more = needed - RUNTIME_BYTES
-    for limit in (least_memory(), *memory_limits()):
-        ranks_in_it = 1 if limit.each else ranks_here
-        taken = limit.amount - limit.free if limit.each else now  # all that is mapped, or touched
-        total = ranks_in_it * (taken + more)
-        if total > limit.amount:
-            raise ConfigError(
-                f"this run needs about {total / 2**30:.3g} GiB of memory, and there are "
-                f"{limit}: make model.width, model.layers or batch.length smaller, or "
-                "give it more memory"
-            )
-
-
-def _rough_bytes(config: Config, vocab_size: int, ranks: int, memory: int) -> int:
-    """More than most runs take: each weight four times, and eight tables of the vocabulary."""
-    model = config.model
-    weights = 12 * model.layers * model.width**2 + 8 * vocab_size * model.width
-    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
-    rows = config.batch.tokens // config.batch.length // ranks // passes
-    return RUNTIME_BYTES + 16 * weights + rows * sequence_bytes(config, vocab_size)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from speedrun.config.schema import Config
-from speedrun.data.dataset import Dataset
 from speedrun.errors import ConfigError, RunError
 from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.environment import environment, with_earlier
-from speedrun.train.estimate import flops_per_token, refuse_if_too_large
+from speedrun.train.estimate import flops_per_token
 from speedrun.train.guard import Sink
 from speedrun.train.log import Display, Log
 from speedrun.train.loop import train
@@ -40,6 +39,22 @@ from speedrun.train.world import World
 USUAL_THRESHOLD = (700, 10, 10)  # Python's own
 
 
+@contextmanager
+def _told_of_memory() -> Iterator[None]:
+    """Memory that is not there is a matter of settings: a sentence, wherever it was asked for."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch has a kind of its own for GPUs alone.
+        kinds = (MemoryError, torch.OutOfMemoryError)
+        if not isinstance(error, kinds) and "allocate memory" not in str(error):
+            raise
+        raise RunError(
+            "out of memory: set a smaller machine.microbatch, batch.length or model; `speedrun "
+            "train ... --dry-run` says what a config takes"
+        ) from error
+
+
 def run_training(
     config: Config, run: RunFolder, dataset: Path, display: Display, world: World, request: Request
 ) -> tuple[Summary, int]:
@@ -47,7 +62,7 @@ def run_training(
 
     What may fail by a user's mistake stands in `world.together()`, where no rank waits for another.
     """
-    with ExitStack() as stack:
+    with _told_of_memory(), ExitStack() as stack:
         step = START
         with world.together():
             if world.first:
@@ -66,9 +81,6 @@ def run_training(
                     f"--stop-after {request.stop_after} cannot be used: {progress.step} steps of "
                     f"{config.steps} are done"
                 )
-            if world.device.type == "cpu":
-                vocab_size = Dataset.open(dataset).vocab_size
-                refuse_if_too_large(config, vocab_size, world.size, world.local_size)
             trainer = Trainer(config, world, dataset, progress, request.stop_after)
             stack.enter_context(trainer.loader)
         loggers = stack.enter_context(Loggers(display.note))

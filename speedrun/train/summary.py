@@ -140,7 +140,9 @@ def validated(
     except ValidationError as problem:
         first = problem.errors()[0]
     *inside, key = first["loc"] or ("",)
-    if key == "":
+    if key == "" and first["type"] == "value_error":
+        reason = str(first["ctx"]["error"])
+    elif key == "":
         reason = "it holds no JSON object"
     elif first["type"] == "missing":
         reason = f"{_place(inside) or 'it'} has no {key!r}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from speedrun.config.experiment import run_hash
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config, MachineConfig
 from speedrun.errors import ConfigError, RunError
@@ -17,6 +18,8 @@ from speedrun.model.gpt import GPT
 from speedrun.model.plan import AttentionPlanner
 from speedrun.train import checkpoint
 from speedrun.train.build import choose_precision
+from speedrun.train.environment import code_hash
+from speedrun.train.estimate import least_weights
 from speedrun.train.run import RunFolder
 
 
@@ -40,6 +43,19 @@ def last_checkpoint(run: RunFolder) -> tuple[checkpoint.Checkpoint, tuple[str, .
     return found, tuple(skipped)
 
 
+def _refuse_edited(run: RunFolder, config: Config, found: checkpoint.Checkpoint) -> None:
+    """A config.toml that is not the one of the weights would give another model than was trained.
+
+    Other versions of the code may hash a config otherwise: only this one's own word counts.
+    """
+    then, code = found.meta.get("experiment_sha256"), found.meta.get("code_sha256")
+    if then not in (None, run_hash(config)) and code == code_hash():
+        raise RunError(
+            f"{run.config} was edited: the weights of step {found.step} were trained with another; "
+            "put the old one back, or resume the run with --force"
+        )
+
+
 def load_trained(
     run: RunFolder, vocab_size: int, device: torch.device, *, length: int = 0
 ) -> Trained:
@@ -53,9 +69,14 @@ def load_trained(
             f"{run.path} has learned positions for {trained_on} tokens and none beyond: "
             f"use a context of at most {trained_on}"
         )
-    model = GPT(config.model, vocab_size, trained_on if learned else length or trained_on)
+    _refuse_edited(run, config, found)
+    weights = found.model()
     try:
-        model.load_state_dict(found.model())
+        stored, least = sum(x.numel() for x in weights.values()), least_weights(config, vocab_size)
+        if least > stored:  # which may be more than memory holds: nothing is built to find out
+            raise RuntimeError(f"there are {stored:,} of them, and {least:,} are the least")
+        model = GPT(config.model, vocab_size, trained_on if learned else length or trained_on)
+        model.load_state_dict(weights)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip().rstrip(".")
         raise RunError(

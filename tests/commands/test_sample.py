@@ -14,6 +14,7 @@ import pytest
 from speedrun.commands.doctor import doctor_command
 from speedrun.commands.sample import sample_command
 from speedrun.commands.train import train_command
+from speedrun.data.tokenizer import train_bpe
 from speedrun.errors import ConfigError, DataError, RunError
 from speedrun.serve.sampling import Sampling
 from speedrun.serve.writing import Writer
@@ -151,11 +152,18 @@ def test_that_an_older_checkpoint_is_taken_is_said(
     assert "step-000999 is damaged" in capsys.readouterr().err
 
 
-def test_a_config_of_another_model_is_one_sentence(trained: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"), [("layers = 2", "layers = 4"), ("width = 32", "width = 1048576")]
+)
+def test_a_config_of_another_model_is_one_sentence(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    """Also where another version made the weights, and of a model that memory does not hold."""
+    monkeypatch.setattr("speedrun.train.trained.code_hash", lambda: "another")
     copied = tmp_path / "copied"
     shutil.copytree(trained, copied)
     text = (copied / "config.toml").read_text()
-    (copied / "config.toml").write_text(text.replace("layers = 2", "layers = 4"))
+    (copied / "config.toml").write_text(text.replace(old, new))
     with pytest.raises(RunError, match="do not fit its records"):
         sample_command(copied, prompt="", tokens=1, sampling=HOT)
 
@@ -168,3 +176,17 @@ def test_doctor_says_what_would_be_used_and_why(capsys: pytest.CaptureFixture[st
     assert found["attention"][0] == "blocks"
     assert found["precision"][0] == "float32"
     assert "GFLOP/s" in found["fp32"]
+
+
+def test_records_that_are_not_those_of_the_weights_are_refused(
+    trained: Path, tmp_path: Path
+) -> None:
+    """Either gave another text than the model's, and said nothing."""
+    edited = Path(shutil.copytree(trained, tmp_path / "edited")) / "config.toml"
+    edited.write_text(edited.read_text().replace("softcap = 0.0", "softcap = 0.5"))
+    with pytest.raises(RunError, match=r"config\.toml was edited: the weights of step 8 were"):
+        sample_command(edited.parent, prompt="", tokens=1, sampling=HOT)
+    swapped = Path(shutil.copytree(trained, tmp_path / "swapped"))
+    train_bpe(["a b c"], 257).save(swapped / "tokenizer")  # of as many ids, in another order
+    with pytest.raises(RunError, match=r"is not the tokenizer that .* was trained with"):
+        sample_command(swapped, prompt="", tokens=1, sampling=HOT)

@@ -211,3 +211,16 @@ def test_a_source_by_itself_is_a_list_of_one() -> None:
         sources("[a.txt, b.txt]")
     with pytest.raises(ConfigError, match=r"data.sources = 7 \(override\) cannot be used"):
         sources("7")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["model.layers=1000000000000", "model.head_dim=1000000000000000000",
+     "model.width=9223372036854775808", "batch.length=100000000000", "machine.threads=1000000",
+     "train.steps=100000000000000000",
+     "model.bigram_rows=18446744073709551616", "validation.every=18446744073709551616"],
+)  # fmt: skip
+def test_what_no_machine_computes_is_refused(override: str) -> None:
+    """Each of them ended in an OverflowError, a crash, or did not end."""
+    with pytest.raises(ConfigError, match="input should be less than or equal to"):
+        resolve("modern", "nano", [override])

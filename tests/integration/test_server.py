@@ -154,6 +154,7 @@ BAD: list[tuple[str, bytes, int, str]] = [
     ("presence", b'{"model": "one", "presence_penalty": 1}', 400, "use repetition_penalty"),
     ("best_of", b'{"model": "one", "best_of": 4}', 400, "best_of"),
     ("echoed odds", b'{"model": "one", "echo": true, "logprobs": 1}', 400, "leave one out"),
+    ("an odd key", b'{"model": "one", "a\\r\\n\\u001b": 1}', 400, r"'a\r\n\x1b': it is not known"),
     ("too large", b" " * (1 << 20) + b"{}", 413, "1,048,576 bytes at most"),
 ]  # fmt: skip
 
@@ -246,10 +247,12 @@ def test_a_client_that_goes_makes_room(runs: list[Path]) -> None:
     assert server.process.returncode == 130, "Ctrl-C ends it"
 
 
-async def answered(app: ASGIApp, body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
-    """A request to the application itself, without a server between."""
+async def answered(
+    app: ASGIApp, body: dict[str, Any], *, gone: bool = False
+) -> tuple[int, dict[str, str], Any]:
+    """A request to the application itself, without a server between; gone: in the midst of it."""
     sent: list[Any] = []
-    come = iter([{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}])
+    come = iter([{"type": "http.request", "body": json.dumps(body).encode(), "more_body": gone}])
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"",
              "query_string": b"", "headers": headers, "http_version": "1.1"}  # fmt: skip
@@ -257,14 +260,22 @@ async def answered(app: ASGIApp, body: dict[str, Any]) -> tuple[int, dict[str, s
     async def receive() -> Any:
         for message in come:
             return message
-        return await asyncio.Future()  # the client stays
+        return {"type": "http.disconnect"} if gone else await asyncio.Future()  # or it stays
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     await app(scope, receive, send)
     named = {key.decode(): value.decode() for key, value in sent[0]["headers"]}
-    return sent[0]["status"], named, json.loads(sent[1]["body"])
+    return sent[0]["status"], named, json.loads(sent[1]["body"] or "null")
+
+
+def test_a_client_that_goes_in_the_midst_of_its_request_is_no_fault(tiny: Make) -> None:
+    """The server's terminal had a traceback of it."""
+    one = loaded(tiny())
+    engine = Engine([Worker({"untrained": Writer(one, 1)})], 2)
+    app = Server([Run("untrained", one, 64)], engine, hosts_of("localhost", [])).app
+    assert asyncio.run(answered(app, {**ASK, "model": "untrained"}, gone=True))[0] == 499
 
 
 def test_a_full_queue_says_busy(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,3 +279,18 @@ def test_schedules_are_those_of_the_trainer(rule: str, unit: int) -> None:
     assert (widths[0], widths[-1]) == (128, 512)  # in tokens, however it is counted
     assert {after - before for before, after in pairwise(widths)} <= {0, unit}
     assert schedules(made_config()) | {"lr": []} == {"lr": [], "momentum": [], "window": []}
+
+
+@pytest.mark.parametrize("window", ["none", "tokens", "blocks"])
+def test_windows_are_found_without_a_look_at_every_step(window: str) -> None:
+    """Of a run of a thousand million steps a page took hours."""
+    words = [f"attention.window={window}", "batch.length=512"]
+    if window != "none":
+        words += ["attention.window_start=64", "attention.window_end=500"]
+    config = made_config(*words, "train.steps=70")
+    each = [settings_at(config, step).window for step in range(71)]
+    widths = [(step, width * config.window_unit) for step, width in enumerate(each) if width]
+    slow = [one for i, one in enumerate(widths) if not i or one[1] != widths[i - 1][1] or i == 70]
+    assert schedules(config)["window"] == slow
+    long = schedules(made_config(*words, "train.steps=1000000000"))["window"]
+    assert [width for _, width in long][:-1] == [width for _, width in slow][:-1]

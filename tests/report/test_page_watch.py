@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_only_this_machine_is_served_and_nothing_is_taken(server: Server) -> Non
     assert ask(server, "/", Host="evil.example")[0] == 403
     assert ask(server, "/", Host="localhost:1")[0] == 200
     assert ask(server, "/../../etc/passwd")[0] == 404
-    assert ask(server, "/", "POST")[0] == 501
+    assert ask(server, "/", "POST")[0] == 405
     code, body, headers = ask(server, "/", "HEAD")
     assert (code, body) == (200, "")
     assert int(headers["Content-Length"]) > 1000
@@ -80,3 +81,14 @@ def test_a_moment_without_the_file_is_survived(server: Server, run: RunFolder) -
 def test_a_taken_port_is_refused(server: Server, run: RunFolder) -> None:
     with pytest.raises(ConfigError, match="--port"):
         Server(Source([run.path]), server.server_address[1])
+
+
+def test_what_it_does_not_do_is_one_line(server: Server) -> None:
+    for method in ("POST", "DELETE"):
+        code, said, headers = ask(server, "/", method)
+        assert (code, headers["Content-Type"]) == (405, "text/plain; charset=utf-8")
+        assert said == "this server answers GET and HEAD only\n"
+    with socket.create_connection(server.server_address[:2], PATIENCE) as client:
+        client.sendall(b"GET / HTTP/9.9\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer == b"Invalid HTTP version (9.9)\n"

@@ -51,3 +51,14 @@ def test_files_refused(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         read_result(tmp_path / "x.json")
+
+
+def test_a_trial_without_a_value_is_named(tmp_path: Path) -> None:
+    """The page of one ended in a KeyError."""
+    path = tmp_path / "tune.json"
+    made_tuning().write(path)
+    found = json.loads(path.read_text())
+    found["trials"][1]["values"] = {}
+    path.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=r"tuning: trial 1 has no value of optimizer\.head\.lr$"):
+        read_result(path)

@@ -3,16 +3,21 @@ from __future__ import annotations
 import pytest
 import torch
 
+from speedrun.config.files import names
 from speedrun.config.resolve import resolve
+from speedrun.errors import ConfigError
 from speedrun.model import native
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import dense_mask
 from speedrun.train.estimate import (
     estimate,
     flops_per_token,
+    least_weights,
+    refuse_too_large,
     sequences_that_fit,
     visible_keys,
     vocab_size_of,
+    without_storage,
 )
 
 GIB = 1 << 30
@@ -79,3 +84,18 @@ def test_the_config_decides_if_it_says_so() -> None:
     config = resolve("modern", "nano", ["machine.microbatch=2"]).config
     assert config.microbatches(1, fits=1) == 8
     assert resolve("modern", "nano").config.microbatches(1, fits=5) == 4
+
+
+def test_the_least_weights_are_never_more_than_there_are() -> None:
+    for recipe in names("recipe"):
+        config = resolve(recipe, "nano").config
+        count = sum(p.numel() for p in without_storage(config, 4096).parameters())
+        assert 0.7 * count < least_weights(config, 4096) <= count
+
+
+@pytest.mark.parametrize("override", ["model.width=1048576", "batch.length=16777216"])
+def test_what_no_memory_holds_is_refused_before_it_is_built(override: str) -> None:
+    words = [override, "model.heads=2", "batch.tokens=16777216", "validation.tokens=16777216"]
+    with pytest.raises(ConfigError, match=r"GiB, and there are 64\.0: set a smaller model"):
+        refuse_too_large(resolve("modern", "nano", words).config, 4096, 64 * GIB)
+    refuse_too_large(resolve("modern", "nano").config, 4096, GIB)

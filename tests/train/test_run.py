@@ -157,3 +157,15 @@ def test_validation_may_see_further_than_training(tiny: Make, tiny_dataset: Path
         assert window.item() == 1
     with pytest.raises(ConfigError, match=r"validation.window = 384 .* no window to widen"):
         tiny("batch.length=512", "batch.tokens=1024", "validation.tokens=1024", words[-1])
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory: 9 bytes")])
+def test_memory_that_is_not_there_is_a_sentence(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def no_room(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Trainer, "step", no_room)
+    with pytest.raises(RunError, match=r"out of memory: set a smaller machine\.microbatch"):
+        train(tiny(), tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -209,11 +210,16 @@ def schedules(config: Config) -> dict[str, Any]:
 def _windows(config: Config) -> list[tuple[int, int]]:
     """Each width in tokens with its first step, and the last step."""
     found: list[tuple[int, int]] = []
-    for step in range(config.steps + 1):
-        window = settings_at(config, step).window
-        if window is None:
+    step, last = 0, config.steps
+    while step <= last:
+        width = settings_at(config, step).window
+        if width is None:
             return []
-        width = window * config.window_unit
-        if not found or found[-1][1] != width or step == config.steps:
-            found.append((step, width))
-    return found
+        found.append((step, width * config.window_unit))
+        # It only grows, so the step where it does so next is searched by halves: runs are long.
+        step = bisect_right(range(last + 1), width, step, key=lambda at: _window(config, at))
+    return found if found[-1][0] == last else [*found, (last, found[-1][1])]
+
+
+def _window(config: Config, step: int) -> int:
+    return settings_at(config, step).window or 0

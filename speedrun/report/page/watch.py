@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
@@ -94,6 +95,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self.do_GET()
+
+    def send_error(self, code: int, message: str | None = None, _: str | None = None) -> None:
+        """What http.server itself refuses: a method, or what is no HTTP."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:  # of this server it is no fault
+            code, message = HTTPStatus.METHOD_NOT_ALLOWED, "this server answers GET and HEAD only"
+        said = message or HTTPStatus(code).phrase
+        self.close_connection = True
+        self._send(code, "text/plain", f"{said[:200]}\n".encode(errors="replace"))
 
     def _send(self, code: int, kind: str, body: bytes, tag: str = "") -> None:
         self.send_response(code)

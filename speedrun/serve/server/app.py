@@ -188,6 +188,7 @@ class Server:
 
         handlers: Mapping[Any, Any] = {
             RequestError: lambda _, error: _refusal(error),
+            ClientDisconnect: lambda *_: Response(status_code=499),  # read by nobody
             HTTPException: lambda _, error: _refusal(
                 RequestError(
                     error.status_code, f"{error.detail}: see /v1/models and /v1/completions"

@@ -155,6 +155,7 @@ def parse(found: Any) -> Completion:
     if not first["loc"]:
         raise RequestError(400, "the body must be a JSON object with model and prompt")
     name = str(first["loc"][0])[:60]
+    name = name if name.isidentifier() else ascii(name)
     said = first["msg"][0].lower() + first["msg"][1:]
     if first["type"] == "extra_forbidden":
         said = "it is not known here"
