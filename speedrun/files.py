@@ -18,9 +18,27 @@ from typing import Any
 from speedrun.errors import SpeedrunError
 
 
+class NoHomeError(SpeedrunError, RuntimeError):
+    """There is nowhere to keep things; a RuntimeError too, as it is to `Path.expanduser`."""
+
+
 def cache_home() -> Path:
     """Where datasets and compiled kernels are kept: $SPEEDRUN_HOME, or ~/.cache/speedrun."""
-    return Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
+    try:
+        return Path(os.environ.get("SPEEDRUN_HOME") or "~/.cache/speedrun").expanduser()
+    except RuntimeError:  # no HOME, and a user whom the system does not know
+        raise NoHomeError(
+            "this user has no home folder to keep datasets and kernels in: set SPEEDRUN_HOME to a "
+            "folder that can be written"
+        ) from None
+
+
+def elsewhere(path: Path) -> str:
+    """What to do where `path` cannot be written."""
+    with suppress(NoHomeError):
+        if path.absolute().is_relative_to(cache_home().absolute()):
+            return "free some space there, or set SPEEDRUN_HOME to a folder that can be written"
+    return "free some space or choose another folder"
 
 
 def flush(path: Path) -> None:
@@ -44,11 +62,9 @@ def write_atomically(
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as problem:
-        with suppress(OSError):  # a name that is too long cannot even be looked for
+        with suppress(OSError):  # nor can it be removed, or even looked for
             temporary.unlink(missing_ok=True)
-        raise error(
-            f"cannot write {path}: {problem.strerror}; free some space or choose another folder"
-        ) from problem
+        raise error(f"cannot write {path}: {problem.strerror}; {elsewhere(path)}") from problem
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -43,7 +43,7 @@ from speedrun.data.tokenizer import (
     train_bpe,
 )
 from speedrun.errors import ConfigError
-from speedrun.hardware import cores
+from speedrun.limits import cores
 
 MB = 1_000_000
 VAL_FRACTION = 0.05

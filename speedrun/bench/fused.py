@@ -14,7 +14,7 @@ from torch import Tensor
 from speedrun.bench.step import nano_config
 from speedrun.bench.timing import Figures, take_turns
 from speedrun.errors import ConfigError
-from speedrun.hardware import cores
+from speedrun.limits import threads
 from speedrun.model import fused, native, products
 from speedrun.model.backend import prepare_backend
 
@@ -25,7 +25,7 @@ def measure_fused(repeats: int = 30, tokens: int | None = None) -> Figures:
     kernel = native.load()
     if isinstance(kernel, str):
         raise ConfigError(f"bench fused measures the native kernels, and there are none: {kernel}.")
-    torch.set_num_threads(cores())
+    torch.set_num_threads(threads())
     prepare_backend("blocks", 64)  # memory is kept as it is in training
     config = nano_config("record-18")
     N, D, V = tokens or config.batch.tokens, config.model.width, 2048

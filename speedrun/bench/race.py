@@ -17,7 +17,7 @@ from speedrun.bench.step import nano_config
 from speedrun.bench.timing import Figures, seconds_of
 from speedrun.data.find import find_dataset
 from speedrun.errors import RunError
-from speedrun.hardware import cores
+from speedrun.limits import cores
 from speedrun.science.children import Children
 from speedrun.train.run import RunFolder
 

@@ -20,7 +20,7 @@ from speedrun.bench.step import nano_config
 from speedrun.bench.timing import Figures, seconds_of
 from speedrun.config.schema import Config
 from speedrun.data.find import find_dataset
-from speedrun.hardware import cores
+from speedrun.limits import cores
 from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 

@@ -20,7 +20,7 @@ from speedrun.config.schedule import settings_at
 from speedrun.data.dataset import TOKENIZER
 from speedrun.data.find import find_dataset
 from speedrun.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
-from speedrun.hardware import cores
+from speedrun.limits import threads
 from speedrun.model import native
 from speedrun.model.gpt import GPT
 from speedrun.model.linear import Linear
@@ -100,7 +100,7 @@ def measure_sample(
     turns: int = 7, recipes: Sequence[str] = ("best", "baseline"), overrides: Sequence[str] = ()
 ) -> Figures:
     """Keys of recipes other than the first end in its name."""
-    torch.set_num_threads(cores())
+    torch.set_num_threads(threads())
     figures: Figures = {}
     for index, recipe in enumerate(recipes):
         ending = f"_{recipe}" if index else ""

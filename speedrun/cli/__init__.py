@@ -30,6 +30,7 @@ from speedrun.cli.complete import (
 from speedrun.cli.measure import Track
 from speedrun.cli.measure import app as measure_app
 from speedrun.cli.mistakes import UsageError, misuse
+from speedrun.cli.shortage import shortage
 from speedrun.cli.use import app as use_app
 from speedrun.cli.verbs import SomeVerbs, Verbs, leave_closed_pipe, start_screen
 from speedrun.errors import ConfigError, SpeedrunError
@@ -324,8 +325,10 @@ def main() -> None:
         _fail("usage error", misuse(error, sys.argv[1:]), ConfigError.exit_code)
     except BrokenPipeError:
         leave_closed_pipe()
-    except OSError as error:
-        if error.filename is None:  # not about a file that somebody named
+    except (MemoryError, RuntimeError, OSError) as error:
+        if short := shortage(error, sys.argv[1:]):
+            _fail("error", short, short.exit_code)
+        if not isinstance(error, OSError) or error.filename is None:  # of no file that was named
             raise
         _fail("error", f"{error.filename}: {error.strerror}; check the path and who may use it", 1)
     except (KeyboardInterrupt, typer.Abort):

@@ -224,11 +224,13 @@ def leaderboard(
 
 
 @app.command()
-def doctor() -> None:
-    """Say what this machine has, which backend would be used and why, and what is missing."""
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say what this machine has, which backend would be used and why, and what is in the way."""
     from speedrun.commands.doctor import doctor_command
 
-    doctor_command()
+    doctor_command(as_json=as_json)
 
 
 @app.command(epilog="Example:  speedrun bench loader --json")

@@ -76,7 +76,8 @@ def machine() -> Figures:
     """A figure means little without it."""
     import torch
 
-    from speedrun.hardware import cores, cpu_name
+    from speedrun.hardware import cpu_name
+    from speedrun.limits import cores
 
     return {
         "cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability(),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 import shutil
-from pathlib import Path
 
 import torch
 
 from speedrun import __version__
+from speedrun.commands.surroundings import Fact, folders_here, limits_here
 from speedrun.config.resolve import resolve
-from speedrun.hardware import cores, cpu_name, matmul_flops, memory_bytes, probe_bf16
+from speedrun.hardware import matmul_flops, probe_bf16
+from speedrun.limits import threads
 from speedrun.model.backend import prepare_backend
 from speedrun.model.plan import AttentionPlanner
-from speedrun.terminal.console import print_table, size_text
+from speedrun.terminal.console import print_table
 from speedrun.train.build import choose_device, choose_precision
 
 EXTRAS = {
@@ -27,36 +29,58 @@ EXTRAS = {
 }
 
 
-def doctor_command() -> None:
-    torch.set_num_threads(cores())
-    fp32 = matmul_flops()
-    bf16 = probe_bf16()
-    bf16_rate = f"unusable: {bf16.failure}"
-    if bf16.flops is not None:
-        bf16_rate = f"{bf16.flops / 1e9:,.0f} GFLOP/s measured, {bf16.flops / fp32:.2g}x fp32"
-    rows = [
-        ("speedrun", __version__),
-        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        ("torch", torch.__version__),
-        ("cpu", f"{cpu_name()}, {cores()} cores for us"),
-        ("memory", size_text(memory_bytes())),
-        ("fp32 matmul", f"{fp32 / 1e9:,.0f} GFLOP/s measured on {cores()} threads"),
-        ("bf16 matmul", bf16_rate),
-        ("gpu", _gpus()),
-        ("c++ compiler", shutil.which("c++") or shutil.which("g++") or "none found"),
-        ("free disk here", size_text(shutil.disk_usage(Path.cwd()).free)),
-    ]
-    print_table(("what", "found"), rows)
-    print()
-    print_table(("choice", "value", "because"), _choices())
+def doctor_command(*, as_json: bool = False) -> None:
+    torch.set_num_threads(threads())
+    facts = [*_versions(), *limits_here(), *_speed(), *folders_here(torch.cuda.is_available())]
+    choices = _choices()
     missing = [
         (f"speedrun[{extra}]", what, f"pip install 'speedrun[{extra}]'")
         for extra, (module, what) in EXTRAS.items()
         if importlib.util.find_spec(module) is None
     ]
+    if as_json:
+        found = {
+            "facts": {
+                fact.name: {"found": fact.found, "advice": fact.advice, **fact.values}
+                for fact in facts
+            },
+            "choices": {name: {"value": value, "because": why} for name, value, why in choices},
+            "missing": [extra for extra, *_ in missing],
+        }
+        print(json.dumps(found, indent=2))
+        return
+    print_table(("what", "found"), [(fact.name, fact.found) for fact in facts])
+    print()
+    print_table(("choice", "value", "because"), choices)
+    if advice := [(fact.name, fact.advice) for fact in facts if fact.advice]:
+        print()
+        print_table(("in the way", "what to do"), advice)
     if missing:
         print()
         print_table(("missing extra", "needed for", "install"), missing)
+
+
+def _versions() -> list[Fact]:
+    system = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    return [
+        Fact("speedrun", __version__),
+        Fact("python", system),
+        Fact("torch", torch.__version__),
+    ]
+
+
+def _speed() -> list[Fact]:
+    fp32, bf16 = matmul_flops(), probe_bf16()
+    rate = f"{fp32 / 1e9:,.0f} GFLOP/s measured on {torch.get_num_threads()} threads"
+    bf16_rate = f"unusable: {bf16.failure}"
+    if bf16.flops is not None:
+        bf16_rate = f"{bf16.flops / 1e9:,.0f} GFLOP/s measured, {bf16.flops / fp32:.2g}x fp32"
+    return [
+        Fact("fp32 matmul", rate, values={"flops": fp32}),
+        Fact("bf16 matmul", bf16_rate, values={"flops": bf16.flops}),
+        Fact("gpu", _gpus()),
+        Fact("c++ compiler", shutil.which("c++") or shutil.which("g++") or "none found"),
+    ]
 
 
 def _gpus() -> str:
@@ -76,5 +100,4 @@ def _choices() -> list[tuple[str, str, str]]:
         ("device", device.type, found),
         ("precision", str(dtype).removeprefix("torch."), precision),
         ("attention", attention.backend, f"{attention.reason}: {kernels}"),
-        ("threads", str(cores()), "one a core, shared out over the ranks of this host"),
     ]

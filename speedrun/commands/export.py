@@ -10,11 +10,11 @@ def export_command(run: Path, out: Path, *, to: str, force: bool) -> None:
     """Write the folder, then say what it is and how it is loaded."""
     import torch
 
-    from speedrun.hardware import cores
+    from speedrun.limits import threads
     from speedrun.serve.export.export import HF, export
     from speedrun.terminal.console import size_text
 
-    torch.set_num_threads(cores())
+    torch.set_num_threads(threads())
     done = export(run, out, to, force=force, say=lambda text: print(text, file=sys.stderr))
     print(f"{out}  {done.kind}, {done.parameters:,} parameters, {size_text(done.bytes)}")
     if to == HF:

@@ -30,7 +30,7 @@ def sample_command(
     """Print the prompt and what follows, of each sample; gives the first."""
     import torch
 
-    from speedrun.hardware import cores
+    from speedrun.limits import threads
     from speedrun.serve.load import load_run
 
     if interactive and (samples > 1 or prompt == "-"):
@@ -38,7 +38,7 @@ def sample_command(
                           "leave out --samples and --prompt -")  # fmt: skip
     if prompt == "-":
         prompt = _standard_input()
-    torch.set_num_threads(cores())
+    torch.set_num_threads(threads())
     loaded = load_run(run)
     if interactive:
         from speedrun.commands.interactive import talk

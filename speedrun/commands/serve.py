@@ -36,13 +36,13 @@ def serve_command(
         raise ConfigError("serve needs an extra: pip install 'speedrun[serve]'") from None
     import torch
 
-    from speedrun.hardware import cores
+    from speedrun.limits import threads
 
     with listen(host, port) as listening:
-        torch.set_num_threads(cores())
+        torch.set_num_threads(threads())
         served = _named_apart([_load(path, context) for path in runs])
         app = serve_app(
-            served, hosts_of(host, allow_hosts), slots=slots, queue=queue, workers=cores()
+            served, hosts_of(host, allow_hosts), slots=slots, queue=queue, workers=threads()
         )
         address = f"http://{_in_address(host)}:{listening.getsockname()[1]}"
         for run in served:

@@ -204,7 +204,7 @@ def _beside_the_race(config: Config) -> str:
 
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:
-    from speedrun.hardware import memory_bytes
+    from speedrun.limits import least_memory, memory_bytes
     from speedrun.train.estimate import estimate, vocab_size_of
 
     config = resolved.config
@@ -224,5 +224,4 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     rank = " a rank" if ranks > 1 else ""
     print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
     if cost.memory_bytes * ranks > memory_bytes():
-        print(f"that is more than this machine's {size_text(memory_bytes())}: set a smaller "
-              "batch.length or model")  # fmt: skip
+        print(f"that is more than there are, {least_memory()}: set a smaller batch.length or model")

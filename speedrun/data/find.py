@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from speedrun.data.stream import ProgressCallback
 from speedrun.data.tokenizer import Tokenizer
 from speedrun.data.verify import verify
 from speedrun.errors import DataError
-from speedrun.files import cache_home
+from speedrun.files import NoHomeError, cache_home
 
 
 def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -> Path:
@@ -56,6 +57,13 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
     if stamp:
         remember(stamp, out)
     return out
+
+
+def built_datasets() -> list[Path]:
+    """Folders under $SPEEDRUN_HOME that may be datasets; none where there is no home."""
+    with suppress(NoHomeError, OSError):
+        return sorted((cache_home() / "datasets").glob("[!.]*/"))
+    return []
 
 
 def open_dataset(folder: Path, splits: Sequence[str] = (TRAIN, VAL)) -> Dataset:

@@ -1,47 +1,39 @@
 """Folders that appear whole or not at all: one builder at a time, and one rename at the end.
 
-The lock is `flock` on the working folder itself. It needs no file of its own, cannot be left behind
-by a killed process, and follows the folder through its rename.
+The lock is a file beside the folder, which is renamed while it is held.
 """
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from speedrun.errors import DataError
-from speedrun.files import flush
+from speedrun.files import elsewhere, flush
+from speedrun.locks import InUseError, held
 
 
 @contextmanager
 def locked_folder(folder: Path, wait: bool) -> Iterator[Path]:
     """`folder`, made if need be, for this process alone; removed at the end if it is empty."""
-    while True:
+    with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # removed by its owner just now
-            continue
-        except OSError as error:
-            raise DataError(f"{folder} cannot be made: {error.strerror}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if not _names(folder, handle):  # renamed or removed by its owner while we waited
-                continue
-            try:
-                yield folder
-            finally:
-                if _names(folder, handle) and is_empty(folder):
-                    folder.rmdir()
-            return
-        except BlockingIOError:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(folder.with_name(folder.name + ".lock"), wait=wait))
+            folder.mkdir(exist_ok=True)
+        except InUseError as owner:
             raise DataError(
-                f"{folder} is in use by another process: wait for it, or stop it first"
+                f"{folder} is in use by another process ({owner}): wait for it, or stop it first"
             ) from None
+        except OSError as error:
+            raise DataError(
+                f"cannot write {folder}: {error.strerror}; {elsewhere(folder)}"
+            ) from None
+        try:
+            yield folder
         finally:
-            os.close(handle)
+            if is_empty(folder):
+                folder.rmdir()
 
 
 def swap_in(partial: Path, out: Path) -> None:
@@ -66,7 +58,3 @@ def empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _names(folder: Path, handle: int) -> bool:
-    return folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())

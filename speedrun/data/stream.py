@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from speedrun.data.corpus import Corpus, Notes
-from speedrun.hardware import cores
+from speedrun.limits import cores
 
 T = TypeVar("T")
 # What is being done or fetched, bytes so far, bytes in all (0 if not known).

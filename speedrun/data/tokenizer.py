@@ -32,7 +32,7 @@ from speedrun.data.gpt2 import (
 from speedrun.data.shards import MAX_VOCAB
 from speedrun.errors import ConfigError, DataError
 from speedrun.files import parse_json, write_atomically
-from speedrun.hardware import cores
+from speedrun.limits import cores
 
 TokenIds = npt.NDArray[np.uint16]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.hardware import cores, memory_available, memory_bytes
+from speedrun.limits import cores, memory_available, memory_bytes
 from speedrun.science.jobs import Job, RunSet
 from speedrun.train.build import choose_device
 from speedrun.train.estimate import estimate, vocab_size_of

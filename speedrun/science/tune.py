@@ -24,7 +24,7 @@ from speedrun.data.splits import VAL
 from speedrun.data.validation import BETWEEN, FIRST, LAST, SPREAD, choose_rows, rows_in
 from speedrun.errors import ConfigError, DataError, RunError, SpeedrunError
 from speedrun.files import write_atomically
-from speedrun.hardware import cores
+from speedrun.limits import cores
 from speedrun.science.compare import Entry
 from speedrun.science.jobs import (
     LAST_LOSS,

@@ -24,7 +24,7 @@ import torch
 from speedrun.data.corpus import Notes
 from speedrun.data.shards import Tokens
 from speedrun.errors import ConfigError, DataError
-from speedrun.hardware import memory_bytes
+from speedrun.limits import memory_bytes
 from speedrun.model.backend import prepare_backend
 from speedrun.serve.estimates import (
     Difference,

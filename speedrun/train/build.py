@@ -21,7 +21,8 @@ from speedrun.data.loader import Loader
 from speedrun.data.tokenizer import Tokenizer
 from speedrun.data.validation import ValidationBatches
 from speedrun.errors import ConfigError
-from speedrun.hardware import matmul_flops, memory_bytes, probe_bf16
+from speedrun.hardware import matmul_flops, probe_bf16
+from speedrun.limits import memory_bytes
 from speedrun.model.gpt import GPT
 from speedrun.train.estimate import refuse_too_large, sequences_that_fit
 from speedrun.train.world import World

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from speedrun import __version__
-from speedrun.hardware import cores, cpu_name, memory_bytes
+from speedrun.hardware import cpu_name
+from speedrun.limits import cores, memory_bytes
 from speedrun.train.summary import Environment
 
 PACKAGE = Path(__file__).parent.parent

@@ -19,6 +19,8 @@ from speedrun.data.dataset import Dataset
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
 from speedrun.errors import ConfigError
+from speedrun.hardware import peak_memory_bytes
+from speedrun.limits import least_memory, memory_bytes, memory_limits
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
 from speedrun.model.roles import MATRICES
@@ -86,7 +88,8 @@ def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: i
 
     It depends on the size of the machine, not on what is free, so that a run repeats exactly.
     """
-    share = int(USABLE * memory) // config.machine.jobs
+    beside = max(0, memory - 2 * RUNTIME_BYTES)  # where little is left beside the process itself
+    share = min(int(USABLE * memory), beside) // config.machine.jobs
     return max(1, share // sequence_bytes(config, vocab_size, itemsize))
 
 
@@ -138,3 +141,32 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         + moments
         + rows * sequence_bytes(config, vocab_size),
     )
+
+
+def refuse_if_too_large(config: Config, vocab_size: int, ranks: int, ranks_here: int) -> None:
+    """A run that cannot fit into memory is told so, rather than killed after some minutes."""
+    memory = memory_bytes() // ranks_here
+    if _rough_bytes(config, vocab_size, ranks, memory) < memory // 2:
+        return  # and has not waited for what a model without storage imports
+    needed = estimate(config, vocab_size, ranks, memory * ranks).memory_bytes
+    now = peak_memory_bytes()
+    more = needed - RUNTIME_BYTES
+    for limit in (least_memory(), *memory_limits()):
+        ranks_in_it = 1 if limit.each else ranks_here
+        taken = limit.amount - limit.free if limit.each else now  # all that is mapped, or touched
+        total = ranks_in_it * (taken + more)
+        if total > limit.amount:
+            raise ConfigError(
+                f"this run needs about {total / 2**30:.3g} GiB of memory, and there are "
+                f"{limit}: make model.width, model.layers or batch.length smaller, or "
+                "give it more memory"
+            )
+
+
+def _rough_bytes(config: Config, vocab_size: int, ranks: int, memory: int) -> int:
+    """More than most runs take: each weight four times, and eight tables of the vocabulary."""
+    model = config.model
+    weights = 12 * model.layers * model.width**2 + 8 * vocab_size * model.width
+    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
+    rows = config.batch.tokens // config.batch.length // ranks // passes
+    return RUNTIME_BYTES + 16 * weights + rows * sequence_bytes(config, vocab_size)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from speedrun.config.schema import Config
-from speedrun.hardware import memory_available, memory_bytes
+from speedrun.limits import memory_available, memory_bytes
 from speedrun.train.guard import Guarded, Sink
 from speedrun.train.health import Outcome
 from speedrun.train.progress import Progress

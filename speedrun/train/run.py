@@ -19,15 +19,13 @@ resumed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +33,12 @@ from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
 from speedrun.files import finite, write_atomically, write_json
+from speedrun.locks import InUseError, held, is_held
 from speedrun.train import checkpoint
 from speedrun.train.metrics import read_row
 from speedrun.train.summary import Summary, read_json
 
 LOCK = ".lock"
-LOCK_WAITS = (0.0, 0.02, 0.1)  # seconds: `in_use` of another process holds the lock for an instant
 TAIL_BYTES = 65_536  # of metrics.jsonl, for those who ask where a run stands
 
 
@@ -102,42 +100,34 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; refuse one that a live process holds."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise RunError(f"run folder {self.path} cannot be written: {error.strerror}") from None
-        if not any(map(partial(_taken, handle), LOCK_WAITS)):
-            os.close(handle)
-            raise RunError(
-                f"run folder {self.path} is in use by another process; wait for it or stop it"
-            )
-        try:
+        """Hold the folder for this process; refuse one that a live process holds, on any host."""
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.callback(self._leave_no_trace)
+                stack.enter_context(held(self.path / LOCK, wait=False))
+            except InUseError as owner:
+                raise RunError(
+                    f"run folder {self.path} is in use by another process ({owner}); wait for it "
+                    "or stop it"
+                ) from None
+            except OSError as error:
+                raise RunError(
+                    f"run folder {self.path} cannot be written: {error.strerror}; name another "
+                    "with --run DIR"
+                ) from None
             checkpoint.tidy(self.checkpoints)
             yield
-        finally:
-            if not self.config.exists():  # nothing has begun: leave no trace
-                with suppress(OSError):
-                    (self.path / LOCK).unlink()
-                    self.path.rmdir()
-            os.close(handle)
+
+    def _leave_no_trace(self) -> None:
+        """Where nothing has begun."""
+        if not self.config.exists():
+            with suppress(OSError):
+                self.path.rmdir()
 
     def in_use(self) -> bool:
         """Whether a process is at work in the folder."""
-        try:
-            handle = os.open(self.path / LOCK, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            return False
-        finally:
-            os.close(handle)
-        return False
+        return is_held(self.path / LOCK)
 
     def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
         """Write what a run begins with; the config comes last, since it makes a folder a run.
@@ -239,15 +229,6 @@ class RunFolder:
             if i <= last or row.get("step", 0) <= limits.get(row["kind"], step)
         ]
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
-
-
-def _taken(handle: int, wait: float) -> bool:
-    time.sleep(wait)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _rows(data: bytes, kind: str | None = None) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from speedrun.errors import ConfigError, RunError, SpeedrunError
-from speedrun.hardware import cores
+from speedrun.limits import threads
 
 # torchrun names the rank that ends first and ends the others: the one with a message goes first.
 QUIET_SECONDS = 1.0
@@ -78,7 +78,7 @@ class World:
     @property
     def threads(self) -> int:
         """CPU threads for this rank: ranks that share cores must not each use all of them."""
-        return max(1, cores() // self.local_size)
+        return threads(self.local_size)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sums of each value over all ranks, the same on every rank."""

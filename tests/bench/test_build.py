@@ -20,7 +20,7 @@ from speedrun.data.build import build_dataset
 from speedrun.data.corpus import open_corpus
 from speedrun.data.dataset import Dataset
 from speedrun.data.tokenizer import BPE_FILE, BpeTokenizer, ByteTokenizer, train_bpe
-from speedrun.hardware import cores
+from speedrun.limits import cores
 from tests.bench.test_benches import assert_figures
 
 PIECES = [Path(json.__file__).with_name(name).read_text() for name in ("decoder.py", "encoder.py")]

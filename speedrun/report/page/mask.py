@@ -18,9 +18,9 @@ from torch import Tensor
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import BLOCK, Config
 from speedrun.data.dataset import Dataset
+from speedrun.data.find import built_datasets
 from speedrun.data.loader import document_ids
 from speedrun.errors import SpeedrunError
-from speedrun.files import cache_home
 from speedrun.model.mask import block_lists, first_key
 from speedrun.report.page.compare import Group
 from speedrun.report.page.run import RunData
@@ -111,8 +111,7 @@ def _made_up_documents(length: int) -> Tensor:
 def _validation_documents(run: RunData) -> Tensor | None:
     """Document numbers of the first validation row, if the dataset is here; nothing is built."""
     place = run.config.data.dir
-    folders = [Path(place).expanduser()] if place else (cache_home() / "datasets").glob("[!.]*/")
-    for folder in sorted(folders):
+    for folder in [Path(place).expanduser()] if place else built_datasets():
         try:
             dataset = Dataset.open(folder)
             if dataset.fingerprint != run.dataset_fingerprint:

@@ -16,11 +16,10 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
-from speedrun.data.find import load_tokenizer_if_any, open_dataset
+from speedrun.data.find import built_datasets, load_tokenizer_if_any, open_dataset
 from speedrun.data.splits import VAL
 from speedrun.data.validation import ValidationBatches
 from speedrun.errors import DataError, SpeedrunError
-from speedrun.files import cache_home
 from speedrun.model.backend import prepare_backend
 from speedrun.model.gpt import GPT
 from speedrun.model.roles import MATRICES
@@ -64,10 +63,8 @@ def losses_of(run: RunFolder, model: GPT) -> Losses:
 def dataset_here(run: RunFolder) -> Path:
     """The very dataset of the run, by its fingerprint; none is built or fetched for an export."""
     config, wanted = run.load_config(), last_checkpoint(run)[0].meta["dataset_fingerprint"]
-    built = cache_home() / "datasets"
     candidates = [Path(config.data.dir).expanduser()] if config.data.dir else []
-    candidates += sorted(built.iterdir()) if built.is_dir() else []
-    for folder in candidates:
+    for folder in [*candidates, *built_datasets()]:
         with suppress(SpeedrunError, OSError):
             if Dataset.open(folder).fingerprint == wanted:
                 return folder

@@ -1,0 +1,68 @@
+"""Memory or disk that runs out in the middle of a verb, as a sentence that says what to do.
+
+What is known beforehand is refused beforehand; this is for the rest, wherever it happens.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from speedrun.errors import SpeedrunError
+from speedrun.limits import least_memory
+
+# torch's own words; of C++ libraries that end in std::bad_alloc Python makes a MemoryError.
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "bad_alloc")
+NO_THREAD = "can't start new thread"
+SMALLER = {
+    "train": "make model.width, model.layers, batch.length or machine.microbatch smaller",
+    "data": "use a smaller --max-document-bytes, or fewer cores (taskset -c 0 speedrun ...)",
+    "sample": "write fewer --samples at a time or fewer --tokens",
+    "eval": "use a smaller --context",
+    "serve": "use fewer --slots or a smaller --context",
+    "race": "use --jobs 1",
+    "ablate": "use --jobs 1",
+    "tune": "use --jobs 1",
+}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+TOO_MANY = {errno.EMFILE, errno.ENFILE}
+
+
+def shortage(error: BaseException, words: Sequence[str]) -> SpeedrunError | None:
+    """The sentence for it, `words` being those of the command line; None for any other error."""
+    verb = next((word for word in words if not word.startswith("-")), "")
+    if isinstance(error, RuntimeError) and NO_THREAD in str(error):
+        return SpeedrunError(
+            "no further thread can be started here: raise ulimit -u or ulimit -v, or set "
+            "machine.threads=1"
+        )
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+    ):
+        return _memory(verb)
+    if isinstance(error, OSError):
+        return _disk(error, verb)
+    return None
+
+
+def _memory(verb: str) -> SpeedrunError:
+    instead = SMALLER.get(verb, "make it smaller")
+    on = "; --resume goes on from the last checkpoint, if there is one" if verb == "train" else ""
+    return SpeedrunError(
+        f"memory ran out, of {least_memory()}: {instead}, or give it more memory{on}"
+    )
+
+
+def _disk(error: OSError, verb: str) -> SpeedrunError | None:
+    where = f" {error.filename}" if error.filename is not None else ""
+    if error.errno == errno.ENOMEM:
+        return _memory(verb)
+    if error.errno in FULL:
+        return SpeedrunError(
+            f"cannot write{where}: {error.strerror}; free some space or choose another folder"
+        )
+    if error.errno == errno.EROFS:
+        return SpeedrunError(f"cannot write{where}: {error.strerror}; choose another folder")
+    if error.errno in TOO_MANY:
+        return SpeedrunError(f"too many files are open at a time{where}: raise ulimit -n")
+    return None
