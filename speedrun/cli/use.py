@@ -48,6 +48,27 @@ def runs(
     runs_command(folders or [], sort=sort, track=track, recipe=recipe, state=state, as_json=as_json)
 
 
+@app.command(epilog="Example:  speedrun compare runs/first runs/second")
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders; those that differ in the seed alone are one side.",
+            autocompletion=run_folders,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """What differs between runs and by how much, what must not be compared, what would decide it.
+
+    Set against the first: losses at the end and after equal tokens, cost to the target, speed,
+    memory. Several seeds of a side are put together, with intervals.
+    """
+    from speedrun.commands.compare import compare_command
+
+    compare_command(runs, as_json)
+
+
 @app.command(epilog='Example:  speedrun sample runs/first --prompt "def main" --tokens 200')
 def sample(
     run: Run,

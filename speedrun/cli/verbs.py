@@ -30,6 +30,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Look at runs": {
         "runs": "list runs: recipe, track, loss, date and state",
+        "compare": "what differs between runs, and by how much",
         "report": "runs, a race, an ablation or a tuning as one page",
     },
     "Use a trained run": {

@@ -28,10 +28,10 @@ from speedrun.files import finite, write_json
 from speedrun.science import records
 from speedrun.science.records import Again, Broken, Records
 from speedrun.science.track import setting_broken, text_of
-from speedrun.science.verify import Verdict, given_once, verify
+from speedrun.science.verify import Verdict, verify
 from speedrun.train.environment import code_hash
 from speedrun.train.evaluate import tested
-from speedrun.train.run import RunFolder
+from speedrun.train.run import RunFolder, given_once
 from speedrun.train.summary import read_json, validated
 
 LEVEL = 0.01

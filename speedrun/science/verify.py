@@ -31,7 +31,7 @@ from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.science import stats
 from speedrun.science.records import UNFIT, problems, read, unfit
 from speedrun.train.evaluate import tested
-from speedrun.train.run import RunFolder
+from speedrun.train.run import RunFolder, given_once
 from speedrun.train.summary import Summary
 
 COLUMN = "val_loss"
@@ -149,14 +149,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return text.isascii()  # Python also reads the digits of other scripts
-
-
-def given_once(paths: Sequence[Path]) -> None:
-    found: set[Path] = set()
-    for path in paths:
-        if path.resolve() in found:
-            raise ConfigError(f"run {path} is given twice; each run counts once")
-        found.add(path.resolve())
 
 
 def read_runs(paths: Sequence[Path]) -> list[Summary]:

@@ -31,7 +31,7 @@ from typing import Any
 
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
-from speedrun.errors import RunError
+from speedrun.errors import ConfigError, RunError
 from speedrun.files import finite, write_atomically, write_json
 from speedrun.locks import InUseError, held, is_held
 from speedrun.train import checkpoint
@@ -229,6 +229,15 @@ class RunFolder:
             if i <= last or row.get("step", 0) <= limits.get(row["kind"], step)
         ]
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+
+
+def given_once(paths: Sequence[Path]) -> None:
+    """Refuse a list of runs that names one of them twice."""
+    found: set[Path] = set()
+    for path in paths:
+        if path.resolve() in found:
+            raise ConfigError(f"run {path} is given twice; each run counts once: leave one out")
+        found.add(path.resolve())
 
 
 def _rows(data: bytes, kind: str | None = None) -> list[dict[str, Any]]:

@@ -36,13 +36,13 @@ def runs(tmp_path: Path) -> Iterator[Path]:
     made_run(root / "done", made_config("train.seed=3"))
     begun_run(root / "begun", made_config())
     stopped = begun_run(root / "stopped", made_config())
-    stopped.log("train", step=12, loss=5.5)
-    stopped.log("val", step=10, loss=5.25)
+    stopped.log("train", step=12, tokens=12, seconds=1.0, loss=5.5)
+    stopped.log("val", step=10, tokens=10, loss=5.25)
     save(stopped, 12)
     gone = begun_run(root / "gone", made_config())
     gone.write_summary(made_summary(steps=9, stopped_early=True, val_loss=6.5))
     diverged = begun_run(root / "diverged", made_config(recipe="record-03"))
-    diverged.log("train", step=7, loss=float("nan"))
+    diverged.log("train", step=7, tokens=7, seconds=1.0, loss=float("nan"))
     nan = begun_run(root / "nan", made_config())
     nan.write_summary(made_summary(val_loss=None))
     made_run(root / "races/one/runs/a", made_config(track="pico"))
@@ -119,8 +119,8 @@ def test_damage_is_a_row_and_never_an_error(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_after_its_result_is_told_by_its_log(runs: Path) -> None:
     run = RunFolder(runs / "done")
-    run.log("train", step=44, loss=2.5)
-    run.log("val", step=44, loss=2.25)
+    run.log("train", step=44, tokens=44, seconds=1.0, loss=2.5)
+    run.log("val", step=44, tokens=44, loss=2.25)
     assert look(run.path).steps == 40  # of its result
     with run.locked():
         assert (look(run.path).steps, look(run.path).val_loss) == (44, 2.25)
