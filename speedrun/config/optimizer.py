@@ -17,7 +17,9 @@ from speedrun.config.fields import Count, Fraction, NonNegative, Section, Techni
 
 Role = Literal["hidden", "qkv", "embedding", "value_embedding", "bigram", "head", "scalar"]
 ROLES: tuple[Role, ...] = get_args(Role)
-MATRIX_ROLES: tuple[Role, ...] = ("hidden", "qkv")  # matrices inside the blocks: Muon or Adam
+MATRIX_ROLES: tuple[Role, ...] = ("hidden", "qkv")  # matrices inside the blocks
+# By `optimizer.kind`: the table that says what is done with those matrices.
+MATRIX_TABLES = {"adamw": "hidden", "muon": "muon"}
 
 Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 POLAR_EXPRESS_LENGTH = 5  # its polynomials are made as a set, each for what the last leaves over
@@ -115,11 +117,13 @@ class OptimizerConfig(Section):
     head: AdamOptions = Field(AdamOptions(), description="the head, tied or not")
     scalar: AdamOptions = Field(AdamOptions(), description="gains, biases, mixing and skip weights")
 
-    def of(self, role: Role) -> AdamOptions | MuonOptions:
+    def table(self, role: Role) -> str:
+        """The table with the options of a role."""
+        return MATRIX_TABLES[self.kind] if role in MATRIX_ROLES else role
+
+    def of(self, role: Role) -> UpdateOptions:
         """What is done with the parameters of a role."""
-        if role in MATRIX_ROLES:
-            return self.muon if self.kind == "muon" else self.hidden
-        options: AdamOptions = getattr(self, role)
+        options: UpdateOptions = getattr(self, self.table(role))
         return options
 
     @model_validator(mode="after")

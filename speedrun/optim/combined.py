@@ -154,9 +154,8 @@ def _read(role: str, given: RoleOptions) -> dict[str, Any]:
         values = dict(given)
         kind = values.pop("kind", None)
         if kind not in KINDS:
-            raise OptimError(
-                f"the options of role {role!r} have kind={kind!r}; use 'muon' or 'adam'"
-            )
+            known = " or ".join(map(repr, KINDS))
+            raise OptimError(f"the options of role {role!r} have kind={kind!r}; use {known}")
         if "lr" not in values:
             raise OptimError(f"the {kind} options of role {role!r} have no 'lr'; give it one")
     try:

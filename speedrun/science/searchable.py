@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import product
 
-from speedrun.config.optimizer import ROLES
+from speedrun.config.optimizer import MATRIX_TABLES, ROLES
 from speedrun.config.resolve import parse_override, recipe_value, resolve, toml_text
 from speedrun.config.schema import Config, ModelConfig
 from speedrun.errors import ConfigError
@@ -29,9 +29,9 @@ def refuse_ranges(
         raise ConfigError(f"{len(over)} keys cannot be searched: 1 to {MOST_KEYS}")
     keys = [one.key for one in over]
     set_anew = {parse_override(word)[0] for word in overrides}
-    unused = "optimizer.hidden." if base.optimizer.kind == "muon" else "optimizer.muon."
+    unused = set(MATRIX_TABLES.values()) - {base.optimizer.table("hidden")}
     for one in over:
-        if one.key.startswith(unused):
+        if one.key.startswith(tuple(f"optimizer.{table}." for table in unused)):
             raise ConfigError(
                 f"{one} cannot be searched: {base.recipe} trains its hidden matrices by "
                 f"{base.optimizer.kind}, which does not read {one.key}"

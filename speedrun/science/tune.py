@@ -50,7 +50,7 @@ Point = tuple[int, Values]  # with the number of its trial
 
 def default_ranges(config: Config) -> list[Range]:
     """What a fair tuning of any recipe searches: the rate of the hidden matrices and the head's."""
-    hidden = "muon" if config.optimizer.of("hidden").kind == "muon" else "hidden"
+    hidden = config.optimizer.table("hidden")
     found = []
     for key, factor in ((f"optimizer.{hidden}.lr", 6), ("optimizer.head.lr", 4)):
         value = all_values(config)[key]

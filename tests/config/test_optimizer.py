@@ -4,7 +4,13 @@ from typing import get_args
 
 import pytest
 
-from speedrun.config.optimizer import AdamOptions, MuonOptions, OptimizerConfig, Role
+from speedrun.config.optimizer import (
+    MATRIX_TABLES,
+    AdamOptions,
+    MuonOptions,
+    OptimizerConfig,
+    Role,
+)
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 
@@ -19,6 +25,7 @@ def test_roles_and_sections_agree() -> None:
     ):
         assert config.of("hidden") is config.of("qkv") is chosen
         assert config.of("head") is head
+    assert set(MATRIX_TABLES) == set(get_args(OptimizerConfig.model_fields["kind"].annotation))
 
 
 @pytest.mark.parametrize(
