@@ -73,6 +73,20 @@ def test_the_page_shows_the_results(paths: tuple[Path, ...]) -> None:
     assert shown.group() == printed(*paths)
 
 
+def test_other_pages_quote_whole_lines_of_results() -> None:
+    quotes = [
+        (DOCS / name, block)
+        for page in DOCS.glob("*.md")
+        if page != PAGE
+        for name, block in re.findall(
+            r"<!-- (\S+\.json) -->\n```\n(.*?)\n```", page.read_text(), re.S
+        )
+    ]
+    assert quotes
+    for path, block in quotes:
+        assert set(block.splitlines()) <= set(printed(path).splitlines())
+
+
 def test_effects_and_ratios_in_the_text_are_those_of_the_results() -> None:
     """Each number with its interval, wherever the page repeats one."""
     text = PAGE.read_text()

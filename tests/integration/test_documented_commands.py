@@ -1,8 +1,9 @@
 """Every command in README and docs is run, as it stands.
 
 The commands of one fence are run in order, in a folder of their own: a fence must not need what
-another one made. Only what would run for minutes or run this very test is shortened, and only in
-the ways below.
+another one made. Files that a page shows with a title are there, and changes of the package that it
+shows are made. Only what would run for minutes or run this very test is shortened, and only in the
+ways below.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import PAGES, ROOT, copied, examples
+from tests.documents import PAGES, ROOT, copied, examples, followed
 from tests.hub import serve_hub
 
 SMALL = ("model.width=64", "model.heads=2", "batch.tokens=1024", "validation.tokens=1024")
@@ -33,11 +34,17 @@ BOTH = "speedrun ablate best --track pico --track nano --seeds 5 --switch Muon"
 TUNE = (
     "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
 )
+OWN = "speedrun race record-03 lion.toml --track pico --tuned 12 --finish"
+PAIR = "speedrun race record-03 record-18 --track pico --seeds 3"
+OURS = "speedrun race modern record-18 --track ours.toml --seeds 3"
 SERVE = "speedrun serve runs/short"
 SHORTENED = {
     # It serves until Ctrl-C, which ends it with 130; by itself it would not end.
     SERVE: f"timeout --preserve-status -s INT 15 {SERVE} --port 0; test $? = 130",
     TUNE: TUNE.replace("--budget 12", "--budget 2") + TINY,
+    OWN: OWN.replace("--tuned 12", "--tuned 2") + FEW,
+    OURS: OURS.replace("--seeds 3", "--seeds 1") + TINY,
+    PAIR: PAIR.replace("--seeds 3", "--seeds 1") + TINY,
     FINISH: FINISH.replace(" --track pico-prose", "") + FEW,
     TUNED: TUNED.replace("--tuned 12", "--tuned 2") + FEW,
     UNTIL: UNTIL + " --until 2 --switch model.softcap=30.0" + TINY,
@@ -63,19 +70,21 @@ def commands(fence: str) -> list[str]:
 
 
 FENCES = [
-    pytest.param(commands(fence), id=f"{page.name}-{number}")
+    pytest.param(page, commands(fence), id=f"{page.name}-{number}")
     for page in PAGES
     for number, fence in enumerate(examples(page, "sh"), start=1)
 ]
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("lines", FENCES)
-def test_commands_run(lines: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "lines"), FENCES)
+def test_commands_run(page: Path, lines: list[str], tmp_path: Path) -> None:
     scratch = copied(tmp_path)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with serve_hub(scratch) as hub:
         home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(scratch / "hf")}
+        if followed(page, scratch):
+            home["PYTHONPATH"] = str(scratch)
         for command in lines:
             line = shortened(command).format(scratch=scratch, bin=Path(sys.executable).parent)
             done = subprocess.run(

@@ -53,6 +53,12 @@ class Verb:
         return "-".join(self.path)
 
 
+# typer's own, which no function of ours declares.
+COMPLETION = Word(
+    "--install-completion", "off", "Teach this shell verbs, recipes, tracks, keys and runs.", True
+)
+
+
 def verbs(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[Verb]:
     """Every verb below an app, in the order in which they are declared."""
     callback = app.registered_callback
@@ -162,7 +168,8 @@ def page(app: typer.Typer) -> str:
             ("verb", "what it does"),
             [(f"[{code(verb.name)}](#{verb.anchor})", _first_line(verb.about)) for verb in found],
         ),
-        _options(options_of_all(app)),
+        "Before any verb, or without one:",
+        _options([*options_of_all(app), COMPLETION]),
         *(_entry(verb) for verb in found),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
