@@ -6,7 +6,7 @@ ARGS ?=
 SECONDS ?= 60
 SEED ?= 0
 
-.PHONY: setup run test integration fuzz docs lint lint-page bench clean
+.PHONY: setup run test integration fuzz docs dist lint lint-page bench clean
 
 setup: .venv/ready
 
@@ -80,6 +80,10 @@ docs: .venv/ready-docs
 .venv/ready-docs: .venv/ready
 	$(PIP) --no-compile --no-build-isolation -e '.[docs]'
 	touch $@
+
+# Into dist/: an sdist, a wheel for any machine, and one with kernels prebuilt for x86-64 Linux.
+dist: .venv/ready
+	@$(BIN)/python -m tools.packaging.make dist
 
 lint: .venv/ready-lint
 	$(BIN)/ruff check .

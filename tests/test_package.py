@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from speedrun import __version__
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "speedrun"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -56,3 +58,10 @@ def test_everything_has_an_exact_version() -> None:
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     needed = names([one for group in groups for one in group]) - {"speedrun"}
     assert needed <= pinned
+
+
+def test_the_version_is_said_once_and_its_changes_are_told() -> None:
+    assert "version" not in PROJECT["project"], "speedrun/__init__.py has it"
+    newest = re.search(r"^## (\S+), \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] == __version__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import shutil
 
 import torch
 
@@ -14,7 +13,9 @@ from speedrun.commands.surroundings import Fact, folders_here, limits_here
 from speedrun.config.resolve import resolve
 from speedrun.hardware import matmul_flops, probe_bf16
 from speedrun.limits import threads
+from speedrun.model import native
 from speedrun.model.backend import prepare_backend
+from speedrun.model.native.build import compiler_here
 from speedrun.model.plan import AttentionPlanner
 from speedrun.terminal.console import print_table
 from speedrun.train.build import choose_device, choose_precision
@@ -79,7 +80,7 @@ def _speed() -> list[Fact]:
         Fact("fp32 matmul", rate, values={"flops": fp32}),
         Fact("bf16 matmul", bf16_rate, values={"flops": bf16.flops}),
         Fact("gpu", _gpus()),
-        Fact("c++ compiler", shutil.which("c++") or shutil.which("g++") or "none found"),
+        Fact("c++ compiler", compiler_here()),
     ]
 
 
@@ -100,4 +101,13 @@ def _choices() -> list[tuple[str, str, str]]:
         ("device", device.type, found),
         ("precision", str(dtype).removeprefix("torch."), precision),
         ("attention", attention.backend, f"{attention.reason}: {kernels}"),
+        ("kernels", *_kernels()),
     ]
+
+
+def _kernels() -> tuple[str, str]:
+    """The kernels for CPUs, and why they are those; or why there are none."""
+    kernel = native.load()
+    if isinstance(kernel, str):
+        return "none: torch code, slower", kernel
+    return kernel.built.partition(" by ")[0], "; ".join(filter(None, (kernel.why, kernel.note)))

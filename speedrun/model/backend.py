@@ -62,9 +62,12 @@ def prepare_backend(backend: Backend, head_dim: int) -> str:
     kernel = block_sparse.kernel_for(head_dim)
     if isinstance(kernel, str):
         chunk = block_sparse.CHUNK
-        how = f"torch's CPU flash attention on chunks of {chunk} queries, because {kernel}"
+        how = (
+            f"torch's CPU flash attention on chunks of {chunk} queries, slower than the native "
+            f"kernel, because {kernel}"
+        )
     else:
-        how = f"native kernel built by {kernel.built}"
+        how = f"native kernel {kernel.built}" + (f", {kernel.note}" if kernel.note else "")
     return how + (", freed memory kept for the next step" if kept else "")
 
 

@@ -10,7 +10,9 @@ import torch
 
 from speedrun.model import native
 from speedrun.model.fused import relu_squared
-from speedrun.model.native.build import SOURCES, Build, build_or_find, cache_folder, chosen
+from speedrun.model.native.build import SOURCES, Build, chosen
+from speedrun.model.native.find import build_or_find, cache_folder
+from speedrun.model.native.prebuilt import Found
 from tests.model import builds
 
 
@@ -26,36 +28,16 @@ def test_kernels_are_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert library.stat().st_mtime_ns == built
 
 
-def test_a_library_that_does_not_load_is_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut short by a crash (to load it would be a bus error), or not a library at all."""
-    with builds.used("this machine"):
-        pass
-    wanted = chosen()
-    assert not isinstance(wanted, str)
-    whole = tmp_path / "whole.so"
-    assert wanted[0].run(whole) == ""
-    for number, text in enumerate((whole.read_bytes()[:20_000], b"\x7fELF")):
-        monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / str(number)))
-        library = tmp_path / str(number) / "native" / wanted[0].name()
-        library.parent.mkdir(parents=True)
-        library.write_bytes(text)
-        library.with_suffix(".size").write_text(f"{len(text) if number else whole.stat().st_size}")
-        assert isinstance(native.load.__wrapped__(), native.Kernel)
-        assert library.stat().st_size == whole.stat().st_size
-
-
 def test_the_second_best_is_no_substitute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that is cached does not stand in for a better one that is not."""
     with builds.used("this machine"):
         pass
-    wanted = chosen()
+    wanted = chosen("native")
     assert not isinstance(wanted, str)
-    library = cache_folder(wanted[0].name()) / wanted[0].name()
+    library = cache_folder() / wanted[0].name()
 
     def copied(_build: Build, to: Path) -> str:
-        for suffix in (".so", ".size"):
+        for suffix in (".so", ".sha256"):
             shutil.copy(library.with_suffix(suffix), to.with_suffix(suffix))
         return ""
 
@@ -63,8 +45,8 @@ def test_the_second_best_is_no_substitute(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path))
     for asked in (wanted[1:], wanted):
         found = build_or_find(asked)
-        assert not isinstance(found, str)
-        assert found[0] == asked[0]
+        assert isinstance(found, Found), found
+        assert found.library._name == str(tmp_path / "native" / asked[0].name())
 
 
 def test_a_compiler_without_openmp_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from speedrun.model import native
-from speedrun.model.native.build import FLAGS, HERE, Build, cache_folder
+from speedrun.model.native import cpu
+from speedrun.model.native.build import FLAGS, HERE, Build
+from speedrun.model.native.find import cache_folder
 
 load = native.load  # what `used` puts others in place of
 X86 = platform.machine() in ("x86_64", "AMD64")
-# What x86-64-v3 means, in the words of /proc/cpuinfo.
-V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 # Other compilers, and an emulated CPU, some 100 times slower: `make integration` asks for them.
 ALL = "SPEEDRUN_ALL_BUILDS"
@@ -53,13 +53,7 @@ def assert_threads_do_not_matter(run: Callable[[], tuple[Tensor, ...]]) -> None:
 
 
 def runs_v3() -> bool:
-    if not X86:
-        return False
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    return any(set(line.split()) >= V3 for line in lines if line.startswith("flags"))
+    return cpu.lacking("x86-64-v3") == frozenset()
 
 
 @functools.cache
@@ -100,7 +94,7 @@ def _emulated() -> native.Kernel | str:
     for command in (CROSS, EMULATOR):
         if shutil.which(command) is None:
             return f"{command} is not installed"
-    program = cache_folder("") / f"emulate-aarch64-{os.getpid()}"  # each worker its own
+    program = cache_folder() / f"emulate-aarch64-{os.getpid()}"  # each worker its own
     source = Path(__file__).with_name("emulate.cpp")
     flags = [flag for flag in FLAGS if flag != "-shared"]
     words = [CROSS, *flags, "-static", f"-I{HERE}", str(source), "-o", str(program)]
@@ -116,7 +110,7 @@ class Emulated(native.Kernel):
             [EMULATOR, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.lanes = self._ask("lanes", [])
-        self.built = f"{CROSS}, vectors of {self.lanes}"
+        self.built = f"built by {CROSS}, vectors of {self.lanes}"
 
     def invoke(self, name: str, arguments: Sequence[native.Argument]) -> int:
         return self._ask(name, [*arguments, torch.get_num_threads()])

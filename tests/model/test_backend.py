@@ -68,7 +68,7 @@ def test_a_backend_refuses_what_it_cannot_do(
     ("variable", "value", "complaint"),
     [
         ("CXX", "no-such-compiler", "no C++ compiler (no-such-compiler) is found"),
-        ("CXX", "false", "cannot build attention.cpp"),
+        ("CXX", "false", "false cannot build the kernels"),
         (native.SWITCH, "0", "SPEEDRUN_NATIVE=0 is set"),
     ],
 )

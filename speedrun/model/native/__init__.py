@@ -1,4 +1,4 @@
-"""The C++ kernels, built on this machine at first use (build.py), and how to call them.
+"""The C++ kernels, prebuilt or built on this machine at first use (find.py), and how to call them.
 
 Where there is no compiler, torch code computes the same, slower: attention forward and backward
 takes 121 ms instead of 48 (8,192 tokens, documents of 500), and 59 instead of 32 on sixteen rows of
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speedrun.model.native.build import SWITCH, Build, build_or_find, chosen, version_of
+from speedrun.model.native.build import Build
+from speedrun.model.native.find import SWITCH, build_or_find, find_kernels
+from speedrun.model.native.prebuilt import Found
 
 __all__ = ["MAX_WIDTH", "SWITCH", "WIDTH_STEP", "Kernel", "load", "load_build", "run"]
 
@@ -61,11 +63,12 @@ def _as_c(x: Argument) -> object:
 class Kernel:
     """The loaded library. Attention takes (B, H, T, K) in any layout with a unit stride in K."""
 
-    def __init__(self, library: ctypes.CDLL, compiler: str) -> None:
-        self._library = library
-        threads = "OpenMP" if library.openmp() else "its own threads"
-        self.lanes: int = library.lanes()
-        self.built = f"{compiler}, vectors of {self.lanes}, {threads}"
+    def __init__(self, found: Found) -> None:
+        self._library = found.library
+        threads = "OpenMP" if found.library.openmp() else "its own threads"
+        self.lanes: int = found.library.lanes()
+        self.built = f"{found.built}, vectors of {self.lanes}, {threads}"
+        self.why, self.note = found.why, found.note
 
     def invoke(self, name: str, arguments: Sequence[Argument]) -> int:
         """Call a routine with its C arguments, adding the number of threads; 0 means success."""
@@ -98,21 +101,15 @@ class Kernel:
 
 def load_build(*builds: Build) -> Kernel | str:
     """The kernels of the first build that succeeds, or the reason why none does."""
-    try:
-        found = build_or_find(builds)
-    except OSError as error:  # a full disk, a compiler that cannot be run
-        return f"the kernels cannot be built: {error}"
-    if isinstance(found, str):
-        return found
-    build, library = found
-    return Kernel(library, version_of(build.compiler).partition("\n")[0])
+    found = build_or_find(builds)
+    return found if isinstance(found, str) else Kernel(found)
 
 
 @functools.cache
 def load() -> Kernel | str:
     """The kernels for this machine, built if necessary, or the reason why there are none."""
-    builds = chosen()
-    return builds if isinstance(builds, str) else load_build(*builds)
+    found = find_kernels()
+    return found if isinstance(found, str) else Kernel(found)
 
 
 def run(name: str, *arguments: Tensor | float | None) -> None:
