@@ -21,7 +21,7 @@ PREBUILT = "speedrun/model/native/prebuilt/"
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} more is {n * n + n}.\n" for n in range(4000))
 TRAIN = (
     "train", "best", "--track", "nano", "--steps", "3", "data.dir=mine", "validation.tokens=512",
-    "batch.tokens=512", "batch.length=128", "attention.window_end=128",
+    "batch.tokens=512", "batch.length=128", "attention.window_end=128", "machine.threads=1",
 )  # fmt: skip
 
 
