@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import PAGES, ROOT
-from tools.docs import code, links, places
+from tools.docs import code, links, lists, places
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,18 @@ def test_every_link_of_our_documents_has_a_place() -> None:
 def test_a_folder_lists_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").touch()
     assert "- [a.json](a.json)" in code.folder_page(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A line:\n- one\n  goes on\n- two", "A line:\n\n- one\n  goes on\n- two"),
+        ("A line:\n1. one\n2. two", "A line:\n\n1. one\n2. two"),
+        ("A line\n\n- one\n- two", "A line\n\n- one\n- two"),
+        ("- one\ngoes on\n- two", "- one\ngoes on\n- two"),
+        ("# Head\n- one", "# Head\n- one"),
+        ("```\na\n- b\n```", "```\na\n- b\n```"),
+    ],
+)
+def test_a_list_may_follow_a_paragraph(text: str, expected: str) -> None:
+    assert lists.spaced(text) == expected

@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.docs import autolink, code, links, places, reference
+from tools.docs import autolink, code, links, lists, places, reference
 
 ROOT = Path(__file__).parents[2]
 # Who searches for a word wants its meaning first, and last what was measured about it.
@@ -44,12 +44,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Turn the links of a document into links of the site, and weigh the page in searches."""
+    """Turn what a forge reads into what the site does, and weigh the page in searches."""
     place = page.file.src_uri
     page.meta.setdefault("search", {"boost": SEARCHED.get(place, 1)})
     if place in GENERATED:
         return markdown
     document = place if place in places.AT_ROOT else f"docs/{place}"
+    markdown = lists.spaced(markdown)
     return links.rewrite(markdown, lambda link: places.followed(link, document, ROOT))
 
 
