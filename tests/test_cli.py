@@ -137,10 +137,18 @@ def test_ctrl_c_ends_cleanly_and_the_run_continues(tiny_dataset: Path, tmp_path:
 
 
 def test_doctor_names_the_machine_and_its_choices() -> None:
-    done = speedrun("doctor")
+    """The tables are looked at in tests/commands/test_sample.py."""
+    done = speedrun("doctor", "--json")
     assert done.returncode == 0, done.stderr
-    for words in ("torch", "GFLOP/s", "bf16", "device", "attention  blocks", "because"):
-        assert words in done.stdout
+    found = json.loads(done.stdout)
+    assert {"torch", "cpu", "memory", "threads", "cache folder", "open files"} <= set(
+        found["facts"]
+    )
+    assert "GFLOP/s" in found["facts"]["fp32 matmul"]["found"]
+    assert found["facts"]["memory"]["bytes"] > 1 << 20
+    assert found["choices"]["device"]["value"] == "cpu"
+    assert found["choices"]["attention"]["value"] == "blocks"
+    assert found["choices"]["attention"]["because"]
 
 
 HEAVY = (

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import math
+import pwd
 from pathlib import Path
 
 import pytest
 
+from speedrun.data.find import built_datasets
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.files import (
     cache_home,
@@ -17,7 +19,7 @@ from speedrun.files import (
     write_atomically,
     write_json,
 )
-from tests.room import room_for
+from tests.room import protect, room_for, small_disk
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -51,6 +53,39 @@ def test_a_name_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
 def test_whatever_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"nested too deeply|digits|decode|Expecting value"):
         parse_json(text)
+
+
+def test_a_disk_that_is_only_read_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        protect(disk)
+        with pytest.raises(SpeedrunError, match=r"cannot write .*: Read-only .* another folder"):
+            write_atomically(disk / "a", b"x")
+
+
+def test_in_the_cache_another_place_is_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
+    with pytest.raises(SpeedrunError, match="set SPEEDRUN_HOME to a folder"):
+        write_atomically(tmp_path / "home/none/a", b"x")
+    with pytest.raises(SpeedrunError, match="choose another folder"):
+        write_atomically(tmp_path / "none/a", b"x")
+
+
+def test_no_home_at_all_says_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user whom the system does not know, as in a container with a uid of its own."""
+
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "SPEEDRUN_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SpeedrunError, match="set SPEEDRUN_HOME"):
+        cache_home()
+    assert built_datasets() == []  # nobody has built any
+    with pytest.raises(SpeedrunError, match="choose another folder"):
+        write_atomically(tmp_path / "none/a", b"x")
 
 
 def test_the_caller_says_whose_mistake_it_is(tmp_path: Path) -> None:

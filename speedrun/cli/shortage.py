@@ -13,6 +13,7 @@ from speedrun.limits import least_memory
 
 # torch's own words; of C++ libraries that end in std::bad_alloc Python makes a MemoryError.
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "bad_alloc")
+NO_TEMPORARY = "temporary directory"
 NO_THREAD = "can't start new thread"
 SMALLER = {
     "train": "make model.width, model.layers, batch.length or machine.microbatch smaller",
@@ -57,6 +58,10 @@ def _disk(error: OSError, verb: str) -> SpeedrunError | None:
     where = f" {error.filename}" if error.filename is not None else ""
     if error.errno == errno.ENOMEM:
         return _memory(verb)
+    if error.errno == errno.ENOENT and NO_TEMPORARY in str(error.strerror):
+        return SpeedrunError(
+            "there is no folder for temporary files: set TMPDIR to one that can be written"
+        )
     if error.errno in FULL:
         return SpeedrunError(
             f"cannot write{where}: {error.strerror}; free some space or choose another folder"

@@ -143,14 +143,16 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
     )
 
 
-def refuse_if_too_large(config: Config, vocab_size: int, ranks: int, ranks_here: int) -> None:
-    """A run that cannot fit into memory is told so, rather than killed after some minutes."""
+def refuse_beyond_limits(config: Config, vocab_size: int, ranks: int, ranks_here: int) -> None:
+    """What the memory of this host does not hold is told with who limits it, not killed later.
+
+    Counted are weights, gradients, one moment and the rows of a pass, beside what we have by now.
+    """
     memory = memory_bytes() // ranks_here
-    if _rough_bytes(config, vocab_size, ranks, memory) < memory // 2:
-        return  # and has not waited for what a model without storage imports
-    needed = estimate(config, vocab_size, ranks, memory * ranks).memory_bytes
+    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
+    rows = config.batch.tokens // config.batch.length // ranks // passes
+    more = 12 * least_weights(config, vocab_size) + rows * sequence_bytes(config, vocab_size)
     now = peak_memory_bytes()
-    more = needed - RUNTIME_BYTES
     for limit in (least_memory(), *memory_limits()):
         ranks_in_it = 1 if limit.each else ranks_here
         taken = limit.amount - limit.free if limit.each else now  # all that is mapped, or touched
@@ -158,15 +160,6 @@ def refuse_if_too_large(config: Config, vocab_size: int, ranks: int, ranks_here:
         if total > limit.amount:
             raise ConfigError(
                 f"this run needs about {total / 2**30:.3g} GiB of memory, and there are "
-                f"{limit}: make model.width, model.layers or batch.length smaller, or "
-                "give it more memory"
+                f"{limit}: make model.width, model.layers or batch.length smaller, or give it "
+                "more memory"
             )
-
-
-def _rough_bytes(config: Config, vocab_size: int, ranks: int, memory: int) -> int:
-    """More than most runs take: each weight four times, and eight tables of the vocabulary."""
-    model = config.model
-    weights = 12 * model.layers * model.width**2 + 8 * vocab_size * model.width
-    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
-    rows = config.batch.tokens // config.batch.length // ranks // passes
-    return RUNTIME_BYTES + 16 * weights + rows * sequence_bytes(config, vocab_size)

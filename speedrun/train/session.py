@@ -17,7 +17,7 @@ from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.environment import environment, with_earlier
-from speedrun.train.estimate import flops_per_token, refuse_if_too_large
+from speedrun.train.estimate import flops_per_token, refuse_beyond_limits
 from speedrun.train.guard import Sink
 from speedrun.train.log import Display, Log
 from speedrun.train.loop import train
@@ -84,7 +84,7 @@ def run_training(
                 )
             if world.device.type == "cpu":
                 vocab_size = Dataset.open(dataset).vocab_size
-                refuse_if_too_large(config, vocab_size, world.size, world.local_size)
+                refuse_beyond_limits(config, vocab_size, world.size, world.local_size)
             trainer = Trainer(config, world, dataset, progress, request.stop_after)
             stack.enter_context(trainer.loader)
         loggers = stack.enter_context(Loggers(display.note))

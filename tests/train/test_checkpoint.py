@@ -15,11 +15,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from speedrun.errors import RunError
+from speedrun.errors import RunError, SpeedrunError
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
+from tests.room import fill, protect, small_disk
 from tests.train.heard import (
     Heard,
     Make,
@@ -235,25 +236,11 @@ def test_when_a_checkpoint_is_due(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert writer("0s").due(1)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(name="small_disk")
+def a_small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 4 MB; a run of the tiny model and two checkpoints take about 2."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=4m", "speedrun-test", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("NOT TESTED: full and read-only disks, since mounting a tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-R", "-l", str(folder)], check=True)
-
-
-def fill(disk: Path) -> None:
-    with suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    with suppress(OSError), (disk / "ballast").open("ab", buffering=0) as file:
-        while True:
-            file.write(b"x")
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        yield disk
 
 
 def wait_for_checkpoint(run: Path, step: int) -> None:
@@ -324,13 +311,38 @@ def test_a_disk_full_to_the_end_keeps_the_older_checkpoint(
     assert values(run, "train") == list(range(1, 9))
 
 
+def test_a_result_that_finds_no_room_is_made_again(
+    tiny: Make, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full from the last checkpoint on."""
+    config, run = tiny(), small_disk / "run"
+    finish = CheckpointWriter.close
+
+    def close(writer: CheckpointWriter) -> None:
+        finish(writer)
+        fill(small_disk)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointWriter, "close", close)
+        with pytest.raises(SpeedrunError, match=r"cannot write .*summary\.json: No space left"):
+            train(config, run)
+    assert not (run / "summary.json").exists()
+    assert not list(run.glob("*.tmp"))
+    (small_disk / "ballast").unlink()
+    train(config, run, resume=True)
+    train(config, tmp_path / "roomy")
+    assert same_bits(tensors(run), tensors(tmp_path / "roomy"))
+    assert losses(run) == losses(tmp_path / "roomy")
+    assert RunFolder(run).finished(config)
+
+
 def test_a_read_only_folder_is_refused_before_training(tiny: Make, small_disk: Path) -> None:
     run = small_disk / "run"
     train(tiny("schedule.cooldown=0"), run)
     before = sorted(path for path in run.rglob("*"))
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    protect(small_disk)
     for folder, how in ((run, {"resume": True}), (small_disk / "new", {})):
-        with pytest.raises(RunError, match=r"cannot be written: Read-only file system"):
+        with pytest.raises(RunError, match=r"cannot be written: Read-only file system; .*--run"):
             train(tiny("schedule.cooldown=0", "train.steps=12"), folder, **how)  # type: ignore[arg-type]
     assert sorted(path for path in run.rglob("*")) == before
 
@@ -340,13 +352,13 @@ def test_a_folder_that_turns_read_only_keeps_the_older_checkpoint(
 ) -> None:
     run = small_disk / "run"
 
-    def protect() -> None:
+    def protect_checkpoints() -> None:
         wait_for_checkpoint(run, 4)
         folder = str(run / "checkpoints")
         subprocess.run(["mount", "--bind", folder, folder], check=True)
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
 
-    watcher = Heard(at={7: protect})
+    watcher = Heard(at={7: protect_checkpoints})
     with pytest.raises(RunError, match=r"came to step 8, but .* Read-only file system"):
         train(tiny(), run, watcher, checkpoint_every=Interval(steps=4))
     assert newest(run / "checkpoints").step == 4

@@ -13,6 +13,7 @@ from speedrun.train.estimate import (
     estimate,
     flops_per_token,
     least_weights,
+    refuse_beyond_limits,
     refuse_too_large,
     sequences_that_fit,
     visible_keys,
@@ -99,3 +100,20 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(override: str) -> No
     with pytest.raises(ConfigError, match=r"GiB, and there are 64\.0: set a smaller model"):
         refuse_too_large(resolve("modern", "nano", words).config, 4096, 64 * GIB)
     refuse_too_large(resolve("modern", "nano").config, 4096, GIB)
+
+
+def test_a_run_that_cannot_fit_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speedrun.train.estimate.peak_memory_bytes", lambda: 350 << 20)
+    small = resolve("modern", "nano").config
+    large = resolve("modern", "nano", ["model.width=1536", "model.layers=24"]).config
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "4096")
+    refuse_beyond_limits(small, 2048, ranks=1, ranks_here=1)
+    words = r"needs about [\d.]+ GiB of memory, and there are 4 GiB \(SLURM_MEM_PER_NODE\): make"
+    with pytest.raises(ConfigError, match=words):
+        refuse_beyond_limits(large, 2048, ranks=1, ranks_here=1)
+    # Two ranks of a host share its memory; one that is alone on its host has it all.
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "2000")
+    deep = resolve("modern", "nano", ["model.width=576", "model.layers=12"]).config
+    refuse_beyond_limits(deep, 2048, ranks=2, ranks_here=1)
+    with pytest.raises(ConfigError, match="GiB"):
+        refuse_beyond_limits(deep, 2048, ranks=2, ranks_here=2)
