@@ -120,6 +120,15 @@ class RunSet:
         """It gave up since its loss stayed not finite, as it would again."""
         return bool(self.folder(job).read_metrics("gave_up"))
 
+    def _make_root(self) -> None:
+        try:
+            (self.root / "runs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"folder {self.root} cannot be written: {error.strerror}; name another with "
+                "--out DIR"
+            ) from None
+
     def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Entry]:
         """Make what is missing; entries come in the order of `jobs`, whichever run ends first."""
         return [entry for entry in self.run_until(jobs, say) if entry is not None]
@@ -136,6 +145,7 @@ class RunSet:
         next attempt. A signal and the deadline end all of them, each with a checkpoint to go on
         from. A run that diverged and gave up has an entry without a loss, and is no failure.
         """
+        self._make_root()
         at_once = max(job.config.machine.jobs for job in jobs)
         texts = [f"[{i}/{len(jobs)}] {job.label}, seed {job.seed}" for i, job in enumerate(jobs, 1)]
         found: dict[int, Summary | None] = {}  # None: it diverged

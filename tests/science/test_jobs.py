@@ -187,3 +187,9 @@ def test_a_signal_stops_all_runs_and_begins_none(
     assert said[-1] == "stopped; the same command goes on from the checkpoints"
     assert not any("failed" in line or "seed 3" in line for line in said)
     assert signal.getsignal(number) == before
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(RunError, match=r"taken cannot be written: .*; name another with --out DIR"):
+        RunSet(tmp_path / "taken", "data").run_all(plan_of(1), print)

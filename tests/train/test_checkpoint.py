@@ -74,7 +74,7 @@ def crashing_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
 
         return step
 
-    monkeypatch.setattr(checkpoint, "save_file", counted(safetensors.torch.save_file))
+    monkeypatch.setattr(safetensors.torch, "save_file", counted(safetensors.torch.save_file))
     monkeypatch.setattr(shutil, "rmtree", counted(shutil.rmtree))
     for name in ("mkdir", "rename", "write_text"):
         monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
