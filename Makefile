@@ -6,7 +6,7 @@ ARGS ?=
 SECONDS ?= 60
 SEED ?= 0
 
-.PHONY: setup run test integration fuzz docs dist lint lint-page bench clean
+.PHONY: setup run test integration fuzz docs pictures dist lint lint-page bench clean
 
 setup: .venv/ready
 
@@ -84,6 +84,11 @@ docs: .venv/ready-docs
 # Into dist/: an sdist, a wheel for any machine, and one with kernels prebuilt for x86-64 Linux.
 dist: .venv/ready
 	@$(BIN)/python -m tools.packaging.make dist
+
+# Every picture of README and docs, from the code and the committed results; the page of a race that is run for it
+# takes minutes and Chromium. ARGS=--drawn makes all others, in seconds.
+pictures: setup
+	$(BIN)/python -m tools.pictures.make $(ARGS)
 
 lint: .venv/ready-lint
 	$(BIN)/ruff check .
