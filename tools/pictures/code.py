@@ -23,9 +23,10 @@ PACKAGE = Path(speedrun.__file__).parent
 
 def find(name: str) -> Callable[..., Any]:
     module, _, path = name.partition(":")
-    found = reduce(getattr, path.split("."), importlib.import_module(module))
+    found: Any = reduce(getattr, path.split("."), importlib.import_module(module))
     assert callable(found), f"{name} is no function or class"
-    return inspect.unwrap(found)
+    function: Callable[..., Any] = inspect.unwrap(found)
+    return function
 
 
 def file_of(name: str) -> str:

@@ -33,6 +33,7 @@ def row_documents() -> Tensor:
 def draw() -> str:
     config = resolve("record-18", "small").config
     documents_1T = row_documents()
+    documents = len(set(documents_1T[0].tolist()))
     picture = Drawing(
         500,
         "The block mask of one row of 2,048 tokens",
@@ -42,7 +43,7 @@ def draw() -> str:
     )
     picture.heading(
         "Who sees whom: the block mask of one row",
-        f"{TOKENS:,} tokens of {len(documents_1T.unique())} documents, in blocks of {BLOCK}",
+        f"{TOKENS:,} tokens of {documents} documents, in blocks of {BLOCK}",
     )
     for left, step in zip(LEFT, (config.steps // 5, config.steps), strict=True):
         window = settings_at(config, step).window

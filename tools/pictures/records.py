@@ -109,13 +109,13 @@ def draw() -> str:
         steps += [(x(row.date), steps[-1][1]), (x(row.date), y(row.minutes))]
     picture.line([*steps, (RIGHT, steps[-1][1])], "line", width=1.5)
     for row in sorted(rows, key=lambda row: row.recipe is not None):
-        at, colour = (x(row.date), y(row.minutes)), KINDS[row.kind[0]]
+        place, colour = (x(row.date), y(row.minutes)), KINDS[row.kind[0]]
         if row.recipe is None:
-            picture.circle(*at, 2.6, colour)
+            picture.circle(*place, 2.6, colour)
         elif row.recipe == "best":
-            picture.circle(*at, 5, "card", stroke=colour, width=2.5)
+            picture.circle(*place, 5, "card", stroke=colour, width=2.5)
         else:
-            picture.circle(*at, 5, colour, stroke="card")
+            picture.circle(*place, 5, colour, stroke="card")
     for row in rows:
         if row.number not in NAMED:
             continue
