@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 RACE = ("record-09", "record-18", "best", "--track", "pico", "--seeds", "2", "--jobs", "0")
-SIZE = (1000, 860)  # of the part of the page that is shown
+SIZE = (1000, 1105)  # of the part of the page that is shown
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--no-first-run", "--disable-background-networking", "--virtual-time-budget=4000",
