@@ -43,10 +43,27 @@ def test_links_in_code_and_to_other_sites_stay() -> None:
 
 def test_sources_that_documents_link_to_are_pages() -> None:
     documents = {"docs/a.md": "[f](../speedrun/cli/use.py#L3) [g](b.md)"}
-    [(place, text)] = code.pages_linked(documents, ROOT).items()
+    [(place, text)] = code.pages_named(documents, ROOT).items()
     assert place == "code/speedrun/cli/use.py.md"
     assert (ROOT / "speedrun/cli/use.py").read_text() in text
     assert "linenums=1" in text
+
+
+def test_sources_that_documents_name_are_pages() -> None:
+    text = "`gpt.py`, `model/gpt.py: GPT.forward`, `model/gpt.py: nothing`, `loader.py`, `no.py`"
+    named = code.mentions({"docs/a.md": text}, ROOT)
+    place, lines = "code/speedrun/model/gpt.py.md", (ROOT / "speedrun/model/gpt.py").read_text()
+    *_, forward = [
+        number
+        for number, line in enumerate(lines.splitlines(), start=1)
+        if line.startswith("    def forward(")
+    ]
+    assert named == {
+        "gpt.py": place,
+        "model/gpt.py: GPT.forward": f"{place}#__codelineno-0-{forward}",
+        "model/gpt.py: nothing": place,
+    }, "of loader.py there are several, of no.py there is none"
+    assert list(code.pages_named({"docs/a.md": text}, ROOT)) == [place]
 
 
 def test_every_link_of_our_documents_has_a_place() -> None:

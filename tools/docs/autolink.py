@@ -1,7 +1,7 @@
-"""Names that the reference explains become links to it, on every page of the site.
+"""Names that the site has a page for become links to it, wherever a document writes them as code.
 
-Documents write `model.softcap`, `speedrun race` or `record-18` as code and need no links for it,
-which a forge could not follow: the pages they lead to exist on the site alone.
+Documents write `model.softcap`, `speedrun race`, `record-18` or `data/loader.py` and need no links
+for it, which a forge could not follow: the pages they lead to exist on the site alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def linked(content: str, page: str, explained: Mapping[str, str]) -> str:
         seen.add(name)
         file, _, anchor = place.partition("#")
         address = from_page(file, page).removesuffix(".md") + ".html"
-        return f'<a class="explained" href="{address}#{anchor}">{match.group()}</a>'
+        address += f"#{anchor}" if anchor else ""
+        return f'<a class="explained" href="{address}">{match.group()}</a>'
 
     return PIECES.sub(replaced, content)

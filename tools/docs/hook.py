@@ -17,6 +17,7 @@ from tools.docs import autolink, code, links, lists, places, reference
 ROOT = Path(__file__).parents[2]
 # Who searches for a word wants its meaning first, and last what was measured about it.
 SEARCHED = {reference.KEYS: 2, reference.VERBS: 2, "CLAIMS.md": 0.5, "LOG.md": 0.25}
+SOURCES: dict[str, str] = {}  # places of the source files that documents name
 GENERATED: set[str] = set()  # places of pages whose links are the site's own already
 
 
@@ -30,9 +31,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (ROOT / name).is_file():
             documents[name] = (ROOT / name).read_text(encoding="utf-8")
             files.append(File.generated(config, name, content=documents[name]))
+    SOURCES.clear()
+    SOURCES.update(code.mentions(documents, ROOT))
     pages = {
         "results/index.md": code.folder_page(ROOT / "docs" / "results"),
-        **code.pages_linked(documents, ROOT),
+        **code.pages_named(documents, ROOT),
         **reference.pages(),
     }
     for place, text in pages.items():
@@ -46,7 +49,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Turn what a forge reads into what the site does, and weigh the page in searches."""
     place = page.file.src_uri
-    page.meta.setdefault("search", {"boost": SEARCHED.get(place, 1)})
+    source = place.startswith("code/")
+    page.meta["search"] = {"exclude": True} if source else {"boost": SEARCHED.get(place, 1)}
     if place in GENERATED:
         return markdown
     document = place if place in places.AT_ROOT else f"docs/{place}"
@@ -55,5 +59,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Link names to where the reference explains them."""
-    return autolink.linked(html, page.file.src_uri, reference.explained())
+    """Link names to where the reference explains them, and sources to their text."""
+    return autolink.linked(html, page.file.src_uri, {**SOURCES, **reference.explained()})
