@@ -49,7 +49,10 @@ def block_sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, first_BT: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention output (B, H, T, K), and the logsumexp of the scores (B, H, T)."""
-    assert first_BT.shape == (q.shape[0], q.shape[2]), "one first key per query"
+    if first_BT.shape != (q.shape[0], q.shape[2]):
+        raise ValueError(
+            f"one first key per query, not {tuple(first_BT.shape)} for {tuple(q.shape)}"
+        )
     q, k, v = _unit_stride(q), _unit_stride(k), _unit_stride(v)
     out, lse = _like(q), q.new_empty(q.shape[:3])
     kernel = kernel_for(q.shape[3])

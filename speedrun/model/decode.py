@@ -26,24 +26,11 @@ from speedrun.model.block import Block
 from speedrun.model.cache import Cache, LayerCache
 from speedrun.model.embeddings import Table, hash_pair
 from speedrun.model.gpt import GPT
-from speedrun.model.linear import Linear, Norm
+from speedrun.model.linear import Linear
 from speedrun.model.rotary import Rotary
+from speedrun.model.steps import ID, PAIR, POSITION, PackedWeights, Step, Steps, require
 
-# The kinds of steps, and by which number of a token a table is read, both as decode.cpp counts.
-ADD_ROW, MIX, NORM, TURN, PRODUCT, RELU_SQUARED, GELU, SOFTCAP, OFFSET, REMEMBER, ATTEND = range(11)
-ID, PAIR, POSITION = range(3)
-
-
-class Step(ctypes.Structure):
-    """struct Step of decode.cpp: to = f(x, y, z)."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("to", "x", "y", "z")),
-        *((name, ctypes.c_int64) for name in ("next_to", "next_x", "next_y", "next_z")),
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "stride", "group")),
-        *((name, ctypes.c_float) for name in ("a", "b")),
-    )
+SEEN = "a token sees itself at least"
 
 
 class Token(ctypes.Structure):
@@ -86,146 +73,6 @@ class Draws:
     top_k: int
     top_p: float
     uniform: Sequence[float]
-
-
-class PackedWeights:
-    """A model's matrices in the order in which products read them; decoders may share them."""
-
-    def __init__(self, kernel: native.Kernel) -> None:
-        self._kernel = kernel
-        self._packed: dict[tuple[int, ...], Tensor] = {}
-
-    def of(self, matrices: Sequence[Tensor]) -> Tensor:
-        """Some matrices below each other."""
-        key = tuple(matrix.data_ptr() for matrix in matrices)
-        if key not in self._packed:
-            matrix = torch.cat([*matrices]).detach()
-            rows, columns = matrix.shape
-            vectors = -(-rows // self._kernel.lanes)
-            packed = torch.zeros(vectors * self._kernel.lanes * columns)
-            self._kernel.invoke("pack_rows", [matrix, rows, columns, packed])
-            self._packed[key] = packed
-        return self._packed[key]
-
-
-class Steps:
-    """A list of steps, and the tensors whose places they name.
-
-    A vector of the computation is a tensor (S, n): every slot has its own. Weights are for all.
-    """
-
-    def __init__(self, weights: PackedWeights, slots: int = 1) -> None:
-        self._weights, self.slots = weights, slots
-        self.steps: list[Step] = []
-        self.tensors: list[Tensor] = []  # held here, for a place is good as long as its tensor
-
-    def _add(
-        self,
-        kind: int,
-        own: Mapping[str, Tensor],
-        shared: Mapping[str, Tensor | None] | None = None,
-        **numbers: float,
-    ) -> None:
-        """`own`: places of which each slot has one; `shared`: weights and tables."""
-        step = Step(kind=kind, **numbers)
-        for name, tensor in own.items():
-            assert len(tensor) == self.slots, "one for each slot"
-            assert tensor[0].is_contiguous(), "steps know no strides but that between slots"
-            setattr(step, f"next_{name}", tensor.stride(0))
-            self._place(step, name, tensor)
-        for name, weight in (shared or {}).items():
-            if weight is not None:
-                assert weight.is_contiguous(), "steps know no strides"
-                self._place(step, name, weight)
-        self.steps.append(step)
-
-    def _place(self, step: Step, name: str, tensor: Tensor) -> None:
-        assert tensor.dtype == torch.float32, "steps compute in fp32"
-        self.tensors.append(tensor.detach())
-        setattr(step, name, tensor.data_ptr())
-
-    def vector(self, size: int) -> Tensor:
-        return torch.zeros(self.slots, size)
-
-    def row(self, to: Tensor, table: Table, by: int, *, add: bool = False) -> Tensor:
-        """to (+)= the token's row of a table."""
-        shared = {"y": table.weight}
-        self._add(ADD_ROW, {"to": to}, shared, columns=to.size(1), group=by, a=float(add))
-        return to
-
-    def mix(self, to: Tensor, a: float, x: Tensor, b: float, y: Tensor) -> Tensor:
-        """to = a x + b y"""
-        self._add(MIX, {"to": to, "x": x, "y": y}, columns=to.size(1), a=a, b=b)
-        return to
-
-    def rms_norm(self, to: Tensor, x: Tensor, columns: int, eps: float) -> Tensor:
-        """Each `columns` numbers over their root mean square."""
-        rows = x.size(1) // columns
-        self._add(NORM, {"to": to, "x": x}, rows=rows, columns=columns, a=eps)
-        return to
-
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        to, shared = torch.zeros_like(x), {"y": norm.gain, "z": norm.bias}
-        self._add(NORM, {"to": to, "x": x}, shared, rows=1, columns=x.size(1), a=norm.eps)
-        return to
-
-    def rotate(self, x: Tensor, rotary: Rotary, head_dim: int) -> None:
-        """x turned as its position asks, in place."""
-        shared = {"y": rotary.cos, "z": rotary.sin}
-        self._add(TURN, {"to": x}, shared, rows=x.size(1) // head_dim, columns=head_dim)
-
-    def product(
-        self, x: Tensor, matrices: Sequence[Tensor], biases: Sequence[Tensor | None]
-    ) -> Tensor:
-        """matrix x + bias, of several matrices one after the other."""
-        to = self.vector(sum(map(len, matrices)))
-        self._product(to, x, matrices, biases, b=1.0)
-        return to
-
-    def add_product(self, to: Tensor, factor: float, x: Tensor, linear: Linear) -> None:
-        """to += factor linear(x)"""
-        self._product(to, x, [linear.weight], [linear.bias], a=1.0, b=factor)
-
-    def _product(
-        self,
-        to: Tensor,
-        x: Tensor,
-        matrices: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-        **factors: float,
-    ) -> None:
-        added = [bias for bias in biases if bias is not None]
-        assert len(added) in (0, len(matrices)), "all of them have a bias, or none"
-        shared = {"y": self._weights.of(matrices), "z": torch.cat(added) if added else None}
-        sizes = {"rows": to.size(1), "columns": x.size(1)}
-        self._add(PRODUCT, {"to": to, "x": x}, shared, **sizes, **factors)
-
-    def activate(self, x: Tensor, *, gelu: bool) -> Tensor:
-        self._add(GELU if gelu else RELU_SQUARED, {"to": x, "x": x}, columns=x.size(1))
-        return x
-
-    def softcap(self, x: Tensor, cap: float) -> Tensor:
-        if cap:
-            self._add(SOFTCAP, {"to": x, "x": x}, columns=x.size(1), a=cap)
-        return x
-
-    def offset_keys(self, k: Tensor, cache: LayerCache) -> None:
-        """The unrotated half of each key from the token before, in place."""
-        G, K = cache.last_key.size(1), cache.last_key.size(3)
-        self._add(OFFSET, {"to": k, "y": cache.last_key}, rows=G, columns=K)
-
-    def remember(self, cached: Tensor, x: Tensor) -> None:
-        """Keys or values of the token to their place in the cache."""
-        _, G, T, K = cached.shape
-        self._add(REMEMBER, {"to": cached, "x": x}, rows=G, columns=K, stride=T * K)
-
-    def attend(self, q: Tensor, cache: LayerCache, scale: float) -> Tensor:
-        _, G, T, K = cache.keys.shape
-        H, to = q.size(1) // K, self.vector(q.size(1))
-        places = {"to": to, "x": q, "y": cache.keys, "z": cache.values}
-        sizes = {"rows": H, "columns": K, "stride": T * K, "group": H // G}
-        self._add(ATTEND, places, {}, **sizes, a=scale)
-        return to
 
 
 def steps_of(model: GPT, cache: Cache, weights: PackedWeights) -> tuple[Steps, Tensor]:
@@ -338,6 +185,13 @@ class Decoder:
         self._kernel, self._room = kernel, cache.layers[0].keys.size(2)
         self._pairs = 0 if model.bigrams is None else len(model.bigrams.table.weight)
         self._ids = len(model.embedding.weight)
+        for layer in cache.layers:
+            require(layer.keys.size(2) == self._room, "one room for all layers")
+        for table in (
+            model.rotary and model.rotary.cos,
+            model.positions and model.positions.weight,
+        ):
+            require(table is None or len(table) >= self._room, "every place has its position")
         self.listed, self._logits_SV = steps_of(model, cache, weights)
         self._steps = (Step * len(self.listed.steps))(*self.listed.steps)
 
@@ -347,18 +201,19 @@ class Decoder:
         A token is its slot, its id, and the first key it sees.
         """
         listed = (Token * len(tokens))(*(Token(*self._token(*token)) for token in tokens))
-        assert len({slot for slot, _, _ in tokens}) == len(tokens), "one token a slot"
+        require(len({slot for slot, _, _ in tokens}) == len(tokens), "one token a slot")
         program = ctypes.addressof(self._steps), len(self._steps)
         tokens_at = ctypes.addressof(listed), len(tokens)
-        self._kernel.invoke("decode", [*program, *tokens_at])
+        native.refuse("decode", self._kernel.invoke("decode", [*program, *tokens_at]), SEEN)
         for slot, token, _ in tokens:
             self.texts[slot].advance_to(self.texts[slot].length + 1, token)
         return self._logits_SV
 
     def _token(self, slot: int, token: int, first: int) -> tuple[int, int, int, int, int]:
+        require(0 <= slot < len(self.texts), "there is such a slot")
         cache, pair = self.texts[slot], self._pairs - 1
-        assert 0 <= token < self._ids, "a token is a row of the embedding"
-        assert 0 <= first <= cache.length < self._room, "there is room for it"
+        require(0 <= token < self._ids, "a token is a row of the embedding")
+        require(0 <= first <= cache.length < self._room, "there is room for it")
         if self._pairs and cache.length:
             pair = hash_pair(token, int(cache.last_B1), self._pairs - 1)
         return slot, token, pair, cache.length, first
@@ -379,13 +234,16 @@ class Decoder:
             ctypes.addressof(self._steps), len(self._steps), self._logits_SV.data_ptr(),
             self._logits_SV.size(1), self._pairs, eot, first_T.data_ptr(),
         )  # fmt: skip
+        require(first_T.dtype == torch.int64 and first_T.is_contiguous(), "first keys in int64")
+        require(len(first_T) >= self._room, "a first key for every place")
         listed = (WrittenText * len(texts))()
         arrays = []  # held here while their places are in use
         for one, (slot, (ids, start, draws)) in zip(listed, texts.items(), strict=True):
             cache, most = self.texts[slot], len(draws.uniform)
-            assert 0 <= min(ids) <= max(ids) < self._ids, "a token is a row of the embedding"
-            assert most > 0, "something is to be drawn"
-            assert len(ids) - 1 + most <= self._room - cache.length, "there is room for them"
+            require(slot >= 0 and 0 <= start <= cache.length, "a document starts before its end")
+            require(0 <= min(ids) <= max(ids) < self._ids, "a token is a row of the embedding")
+            require(most > 0, "something is to be drawn")
+            require(len(ids) - 1 + most <= self._room - cache.length, "there is room for them")
             given, uniform = (
                 (ctypes.c_int64 * len(ids))(*ids),
                 (ctypes.c_double * most)(*draws.uniform),
@@ -397,9 +255,8 @@ class Decoder:
             one.start, one.givens, one.count = start, len(ids), most
             one.given, one.uniform = ctypes.addressof(given), ctypes.addressof(uniform)
             one.drawn = ctypes.addressof(drawn)
-        self._kernel.invoke(
-            "write_tokens", [ctypes.addressof(model), ctypes.addressof(listed), len(texts)]
-        )
+        places = [ctypes.addressof(model), ctypes.addressof(listed), len(texts)]
+        native.refuse("write_tokens", self._kernel.invoke("write_tokens", places), SEEN)
         written = {}
         for one, (_, _, drawn) in zip(listed, arrays, strict=True):
             written[one.slot] = [*drawn[: one.count]] if one.count >= 0 else [-1]

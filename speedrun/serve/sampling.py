@@ -42,8 +42,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ConfigError(f"a temperature is 0 or more, not {self.temperature}: try 0.8")
-        if self.top_k < 0:
-            raise ConfigError(f"top-k is 0 (all tokens) or more, not {self.top_k}")
+        if not 0 <= self.top_k < 2**31:
+            raise ConfigError(f"top-k is 0 (all tokens) to {2**31 - 1}, not {self.top_k}")
         if not 0 <= self.top_p <= 1:
             raise ConfigError(f"top-p is a share between 0 and 1, not {self.top_p}")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
@@ -120,7 +120,13 @@ def draw(texts: Sequence[tuple[Sampler, Logits]]) -> list[int]:
             _Draw(row_V.ctypes.data, one.temperature, one.top_p, number, one.top_k)
             for row_V, one, number in zip(scores, options, uniform, strict=True)
         ))  # fmt: skip
-        kernel.invoke("draw", [ctypes.addressof(asked), len(texts), len(scores[0])])
+        for row_V in scores:
+            if row_V.shape != scores[0].shape or row_V.ndim != 1 or row_V.dtype != np.float32:
+                raise ValueError("logits are one row in float32 for each text, all of one size")
+            if not row_V.flags.c_contiguous:
+                raise ValueError("logits of a text lie in one piece")
+        places = [ctypes.addressof(asked), len(texts), len(scores[0]) if texts else 1]
+        native.refuse("draw", kernel.invoke("draw", places), "there are logits to draw from")
         tokens = [one.token for one in asked]
     refuse_no_numbers(tokens)
     for (sampler, _), token in zip(texts, tokens, strict=True):

@@ -20,10 +20,11 @@ import torch
 
 from speedrun.data.loader import document_ids
 from speedrun.model.cache import Cache
-from speedrun.model.decode import Draws, PackedWeights, decoder_for
+from speedrun.model.decode import Draws, decoder_for
 from speedrun.model.gpt import GPT
 from speedrun.model.linear import Linear
 from speedrun.model.plan import AttentionPlanner
+from speedrun.model.steps import PackedWeights
 from speedrun.serve.sampling import Logits
 
 # Tokens of a prompt that the decoder takes one by one before the model would have read them at

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from speedrun.data.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
-from speedrun.model.decode import PackedWeights
+from speedrun.model.steps import PackedWeights
 from speedrun.serve.load import LoadedRun
 from speedrun.serve.sampling import (
     Logits,

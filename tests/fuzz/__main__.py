@@ -18,6 +18,7 @@ import typer.main
 
 from tests.fuzz.configs import configs
 from tests.fuzz.datasets import datasets
+from tests.fuzz.native import kernels
 from tests.fuzz.options import options
 from tests.fuzz.requests import requests
 from tests.fuzz.results import results
@@ -25,7 +26,7 @@ from tests.fuzz.runner import Runner, Target
 from tests.fuzz.runs import runs
 from tests.fuzz.world import World
 
-FAMILIES = (requests, configs, options, results, datasets, runs)
+FAMILIES = (requests, configs, options, results, datasets, runs, kernels)
 
 
 COUNTS = ("inputs", "results", "sentences", "faults")

@@ -1,51 +1,42 @@
 """The kernels under the compiler's sanitizers: no access beside an array, no undefined behaviour.
 
-Shapes are drawn at random by a small program (sanitize.cpp), the same ones every time.
+Shapes, layouts and values are drawn at random (tests/fuzz/native.py), the same ones every time;
+`make fuzz ARGS="kernels operators"` draws others for as long as one likes. Results are compared
+with slow formulas, and between numbers of threads.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from speedrun.model.native.build import HERE
+from tests.fuzz.native import CannotBuildError, in_cpp, in_python
 from tests.model import builds
 from tests.waiting import PATIENCE
 
-SOURCE = Path(__file__).with_name("sanitize.cpp")
-DRAWS, SEED = 12, 1
-EMPTY = "int main() { return 0; }\n"
 
-
-def flags(kind: str, cpu: str) -> list[str]:
-    return ["-O0", "-g", "-std=c++17", "-ffp-contract=fast", "-pthread", f"-march={cpu}",
-            f"-fsanitize={kind}", "-fno-sanitize-recover=all", f"-I{HERE}"]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
-@pytest.mark.parametrize("cpu", ["x86-64-v3", "native"])
-def test_sanitizers_find_nothing(kind: str, cpu: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cpu", "level", "count"),
+    [
+        ("address,undefined", "native", "-O1", 2000),
+        ("address,undefined", "x86-64-v3", "-O0", 300),
+        ("thread", "native", "-O1", 300),
+    ],
+)
+def test_sanitizers_find_nothing(kind: str, cpu: str, level: str, count: int) -> None:
     """On vectors of two widths, and with our own threads: OpenMP's are not known to the tools."""
-    builds.needs("g++")
     if cpu == "x86-64-v3" and not builds.runs_v3():
         pytest.skip("NOT TESTED: this CPU is not an x86-64-v3")
-    empty = tmp_path / "empty.cpp"
-    empty.write_text(EMPTY)
-    made = run("g++", *flags(kind, cpu), str(empty), "-o", str(tmp_path / "empty"))
-    if made.returncode or run(str(tmp_path / "empty")).returncode:
-        pytest.skip(f"NOT TESTED: the kernels with -fsanitize={kind}: {made.stderr[:300]}")
-    program = tmp_path / "kernels"
-    made = run("g++", *flags(kind, cpu), str(SOURCE), "-o", str(program))
-    assert made.returncode == 0, made.stderr
-    done = run(str(program), str(DRAWS), str(SEED))
-    assert done.returncode == 0, done.stderr[:5000]
+    try:
+        program = in_cpp(kind, cpu, level)
+    except CannotBuildError as reason:
+        pytest.skip(f"NOT TESTED: the kernels with -fsanitize={kind}: {reason}")
+    assert program.complaint(range(count), PATIENCE) == ""
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1"}
-    return subprocess.run(
-        words, capture_output=True, text=True, timeout=PATIENCE, env=environment, check=False
-    )
+def test_what_python_passes_is_what_is_meant() -> None:
+    """Through ctypes and torch's operators, and what does not fit is refused before C++ sees it."""
+    try:
+        program = in_python()
+    except CannotBuildError as reason:
+        pytest.skip(f"NOT TESTED: the operators on sanitized kernels: {reason}")
+    assert program.complaint(range(300), PATIENCE) == ""

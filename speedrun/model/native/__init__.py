@@ -16,8 +16,9 @@ from torch import Tensor
 from speedrun.model.native.build import Build
 from speedrun.model.native.find import SWITCH, build_or_find, find_kernels
 from speedrun.model.native.prebuilt import Found
+from speedrun.model.native.signatures import checked
 
-__all__ = ["MAX_WIDTH", "SWITCH", "WIDTH_STEP", "Kernel", "load", "load_build", "run"]
+__all__ = ["MAX_WIDTH", "SWITCH", "WIDTH_STEP", "Kernel", "load", "load_build", "refuse", "run"]
 
 WIDTH_STEP, MAX_WIDTH = 16, 256  # the kernel works on whole vectors of the head dimension
 
@@ -46,18 +47,26 @@ Argument = View | Shape | Tensor | int | float | None
 
 def _as_c(x: Argument) -> object:
     if isinstance(x, View):
-        assert x.tensor.stride(3) == 1
-        assert x.tensor.dtype == torch.float32
         return ctypes.byref(_Strided(x.tensor.data_ptr(), *x.tensor.stride()[:3]))
     if isinstance(x, tuple):
         return (ctypes.c_int64 * len(x))(*x)
     if isinstance(x, Tensor):
-        assert x.is_contiguous()
-        assert x.dtype in (torch.float32, torch.int32, torch.int64)
         return ctypes.c_void_p(x.data_ptr())
     if isinstance(x, int):
         return ctypes.c_int64(x)
     return None if x is None else ctypes.c_float(x)
+
+
+BAD_VALUE = 1  # answers a routine that has done nothing; any other number but 0: sizes
+UNKNOWN_ID = "every target must be an id of the vocabulary"
+BAD_FIRST_KEY = "first keys must not decrease along a row nor pass their query"
+
+
+def refuse(name: str, code: int, bad_value: str) -> None:
+    """Raise what a routine has answered, unless it is 0."""
+    if code:
+        sizes = f"these are sizes that {name} cannot compute with"
+        raise ValueError(bad_value if code == BAD_VALUE else sizes)
 
 
 class Kernel:
@@ -71,32 +80,38 @@ class Kernel:
         self.why, self.note = found.why, found.note
 
     def invoke(self, name: str, arguments: Sequence[Argument]) -> int:
-        """Call a routine with its C arguments, adding the number of threads; 0 means success."""
+        """Call a routine with its C arguments, adding the number of threads; 0 means success.
+
+        Nothing is checked here: what C++ is told of sizes and places must be true.
+        """
         code: int = getattr(self._library, name)(*map(_as_c, arguments), torch.get_num_threads())
         return code
 
     def run(self, name: str, *arguments: Tensor | float | None) -> None:
-        """Call an elementwise routine, with tensors made contiguous."""
-        packed = [x.contiguous() if isinstance(x, Tensor) else x for x in arguments]
-        kinds = {x.dtype for x in packed if isinstance(x, Tensor)}
-        assert kinds <= {torch.float32, torch.int64}, "numbers in fp32, targets in int64"
-        bad = self.invoke(name, packed)
-        assert bad == 0, "every target must be an id of the vocabulary"
+        """Call a routine of signatures.py, with tensors made contiguous."""
+        refuse(name, self.invoke(name, checked(name, arguments)), UNKNOWN_ID)
 
     def attention(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, first: Tensor, *rest: Tensor | float
     ) -> None:
         """Call `attention_forward` or `attention_backward` of attention.cpp."""
         B, H, T, K = q.shape
-        assert k.shape == (B, k.shape[1], T, K), "one row of keys per row of queries"
-        assert v.shape == k.shape, "one value per key"
-        assert first.shape == (B, T), "one first key per query"
-        assert first.dtype == torch.int32, "first keys in int32"
-        assert H % k.shape[1] == 0, "query heads share key heads evenly"
+        G = k.shape[1]
         arguments = (q, k, v, first, *rest)
+        queries, keys, sums = (B, H, T, K), (B, G, T, K), (B, H, T)
+        shapes = (queries, keys, keys, (B, T), (), queries, sums, queries, queries, keys, keys)
+        for x, shape in zip(arguments, shapes, strict=False):
+            if not isinstance(x, Tensor):
+                continue
+            dtype = torch.int32 if x is first else torch.float32
+            packed = x.stride(-1) == 1 if len(shape) == 4 else x.is_contiguous()
+            if x.shape != shape or x.dtype != dtype or not packed:
+                raise ValueError(
+                    f"{name} takes one key and value a token, one first key a query: {dtype} of "
+                    f"{shape} in one piece here, not {x.dtype} of {tuple(x.shape)}"
+                )
         views = [View(x) if isinstance(x, Tensor) and x.dim() == 4 else x for x in arguments]
-        bad = self.invoke(name, [(B, H, k.shape[1], T, K), *views])
-        assert bad == 0, "first keys must not decrease along a row nor pass their query"
+        refuse(name, self.invoke(name, [(B, H, G, T, K), *views]), BAD_FIRST_KEY)
 
 
 def load_build(*builds: Build) -> Kernel | str:
@@ -115,5 +130,6 @@ def load() -> Kernel | str:
 def run(name: str, *arguments: Tensor | float | None) -> None:
     """Call an elementwise routine of the kernels, which must have loaded."""
     kernel = load()
-    assert isinstance(kernel, Kernel), kernel
+    if isinstance(kernel, str):
+        raise RuntimeError(f"there are no native routines: {kernel}")
     kernel.run(name, *arguments)

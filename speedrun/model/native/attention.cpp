@@ -57,7 +57,13 @@ std::vector<Tile> query_tiles(const Shape& s, const int32_t* first) {
   return tiles;
 }
 
-// Anything else would read outside the tensors.
+// What else there is does not fit into a tile's memory, or into its counters.
+bool computable(const Shape& s) {
+  return s.K > 0 && s.K <= MAX_WIDTH && s.K % LANES == 0 && s.KV > 0 && s.H % s.KV == 0 &&
+         std::min(s.B, s.T) >= 0 && std::max(s.B, s.T) < std::numeric_limits<int32_t>::max() - TILE;
+}
+
+// Any other first keys would be read outside the tensors.
 bool sound(const Shape& s, const int32_t* first) {
   for (int b = 0; b < s.B; b++, first += s.T)
     for (int t = 0, least = 0; t < s.T; least = first[t++])
@@ -195,7 +201,8 @@ void backward_tile(const Shape& d, const Tile& tile, int h, const Tensor& q, con
 extern "C" int attention_forward(const Shape* shape, const Tensor* q, const Tensor* k,
                                   const Tensor* v, const int32_t* first, float scale,
                                   const Tensor* out, float* lse, int threads) {
-  if (!sound(*shape, first)) return 1;
+  if (!computable(*shape)) return BAD_SIZE;
+  if (!sound(*shape, first)) return BAD_VALUE;
   auto tiles = query_tiles(*shape, first);
   int64_t items = tiles.size() * shape->H;
   share_out(items, 1, threads, [&](int64_t i) {
@@ -214,7 +221,8 @@ extern "C" int attention_backward(const Shape* shape, const Tensor* q, const Ten
                                    const Tensor* out, const float* lse, const Tensor* dout,
                                    const Tensor* dq, const Tensor* dk, const Tensor* dv,
                                    int threads) {
-  if (!sound(*shape, first)) return 1;
+  if (!computable(*shape)) return BAD_SIZE;
+  if (!sound(*shape, first)) return BAD_VALUE;
   auto tiles = query_tiles(*shape, first);
   std::vector<int> starts;
   for (size_t i = 0; i < tiles.size(); i++)

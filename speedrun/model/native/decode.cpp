@@ -332,6 +332,14 @@ void share_texts(int64_t texts, int threads, const Visit& visit) {
             [&](int64_t p) { visit(p * texts / parts, (p + 1) * texts / parts, 1); });
 }
 
+// What would be read outside of a text's memory; Python knows how large tables and caches are.
+bool sound(const Token& token) {
+  return token.slot >= 0 && 0 <= token.first && token.first <= token.position();
+}
+bool sound(const Text& text) {
+  return text.slot >= 0 && text.start <= text.position && text.givens > 0 && text.count > 0;
+}
+
 }  // namespace
 }  // namespace decoding
 
@@ -343,6 +351,8 @@ extern "C" int pack_rows(const float* matrix, int64_t rows, int64_t columns, flo
 
 extern "C" int decode(const decoding::Step* steps, int64_t count, const decoding::Token* tokens,
                        int64_t texts, int threads) {
+  auto good = [](const decoding::Token& token) { return decoding::sound(token); };
+  if (!std::all_of(tokens, tokens + texts, good)) return BAD_VALUE;
   decoding::share_texts(texts, threads, [=](int64_t first, int64_t last, int threads) {
     decoding::run_all(steps, count, {tokens + first, last - first}, threads);
   });
@@ -351,6 +361,8 @@ extern "C" int decode(const decoding::Step* steps, int64_t count, const decoding
 
 // Several tokens of each text, each drawn from the logits after the one before it.
 extern "C" int write_tokens(const decoding::Model* model, decoding::Text* texts, int64_t count, int threads) {
+  auto good = [](const decoding::Text& text) { return decoding::sound(text); };
+  if (!std::all_of(texts, texts + count, good)) return BAD_VALUE;
   decoding::share_texts(count, threads, [=](int64_t first, int64_t last, int threads) {
     decoding::write_some(*model, texts + first, last - first, threads);
   });
@@ -359,6 +371,7 @@ extern "C" int write_tokens(const decoding::Model* model, decoding::Text* texts,
 
 // The next token of each of some texts, whose logits somebody wanted to see.
 extern "C" int draw(drawing::Draw* draws, int64_t count, int64_t size, int) {
+  if (size < 1) return BAD_SIZE;
   for (int64_t i = 0; i < count; i++) draws[i].token = drawing::drawn(draws[i], size);
   return 0;
 }

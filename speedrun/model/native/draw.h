@@ -58,7 +58,7 @@ __attribute__((noinline)) float peak_of(const float* logits, int64_t size) {
 __attribute__((noinline)) int64_t drawn_of_all(const Draw& d, int64_t size, float peak) {
   std::vector<float> odds(size);
   std::vector<double> sums;
-  float cold = 1 / d.temperature;
+  float cold = std::max<float>(1 / d.temperature, 1e-37f);  // not 0: a difference may be infinite
   double sum = 0;
   sweep(0, size, [&](auto at) {
     Wide x = at.counted(exponential((at(d.logits) - peak) * cold).value());

@@ -29,12 +29,18 @@ void each_chunk(int64_t size, int threads, const Body& body) {
        [=](int64_t i) { sweep(i * CHUNK, std::min(size, (i + 1) * CHUNK), body); });
 }
 
+// Whether keys of this width have quarters to offset, in rows of whole batches.
+bool quartered(int64_t tokens, int64_t T, int64_t K) {
+  return K % 4 == 0 && (tokens == 0 || (T > 0 && tokens % T == 0));
+}
+
 }  // namespace
 
 // Rows of the batch, each normed and rotated (norm.h); `r` and the angles may be null.
 extern "C" int norm_rotate_forward(const float* x, const float* cos, const float* sin, float eps,
                                     float* y, float* r, int64_t tokens, int64_t T, int64_t H,
                                     int64_t K, int threads) {
+  if (!turnable(cos, tokens, T, K)) return BAD_SIZE;
   Angles angles{cos, sin, T, K / 2};
   each(tokens, H * K, threads, [=](int64_t t) {
     norm_rotate(x + t * H * K, angles, t, eps, y + t * H * K, r ? r + t * H : nullptr, H, K);
@@ -45,6 +51,7 @@ extern "C" int norm_rotate_forward(const float* x, const float* cos, const float
 extern "C" int norm_rotate_backward(const float* g, const float* y, const float* r,
                                      const float* cos, const float* sin, float* dx, int64_t tokens,
                                      int64_t T, int64_t H, int64_t K, int threads) {
+  if (!turnable(cos, tokens, T, K)) return BAD_SIZE;
   Angles angles{cos, sin, T, K / 2};
   each(tokens, H * K, threads, [=](int64_t t) {
     int64_t at = t * H * K;
@@ -57,6 +64,7 @@ extern "C" int norm_rotate_backward(const float* g, const float* y, const float*
 // keeps its own.
 extern "C" int offset_keys_forward(const float* k, const float* starts, float* y, int64_t tokens,
                                     int64_t T, int64_t H, int64_t K, int threads) {
+  if (!quartered(tokens, T, K)) return BAD_SIZE;
   each(tokens, H * K, threads, [=](int64_t t) {
     int64_t size = H * K, quarter = K / 4, back = starts[t] || t % T == 0 ? 0 : size;
     for (int64_t i = t * size; i < (t + 1) * size; i += 2 * quarter) {
@@ -69,6 +77,7 @@ extern "C" int offset_keys_forward(const float* k, const float* starts, float* y
 
 extern "C" int offset_keys_backward(const float* g, const float* starts, float* dk, int64_t tokens,
                                      int64_t T, int64_t H, int64_t K, int threads) {
+  if (!quartered(tokens, T, K)) return BAD_SIZE;
   each(tokens, H * K, threads, [=](int64_t t) {
     int64_t size = H * K, quarter = K / 4, next = t + 1;
     bool own = starts[t] || t % T == 0, lent = next % T && !starts[next];

@@ -12,6 +12,7 @@
 // y = h W^T; with a stream x: y = x + factor h W^T, a branch's last layer and its addition to the stream.
 extern "C" int linear_forward(const float* h, const float* W, const float* x, float factor, float* y,
                                int64_t rows, int64_t I, int64_t O, int threads) {
+  if (!whole({I, O})) return BAD_SIZE;
   Buffer room(I * O);
   Packed right = pack(W, 1, I, O, I, room.data, threads);
   each_block(0, rows, BLOCK, threads, [&](int64_t row, int64_t count) {
@@ -27,12 +28,13 @@ extern "C" int linear_forward(const float* h, const float* W, const float* x, fl
 // dx = g W, dW = g^T x
 extern "C" int linear_backward(const float* g, const float* x, const float* W, float* dx, float* dW,
                                 int64_t rows, int64_t I, int64_t O, int threads) {
-  int64_t chunk = chunk_rows(threads);
+  if (!whole({I, O})) return BAD_SIZE;
+  int64_t chunk = chunk_rows(threads), begin = 0;
   Buffer room(I * O);
   Strips slopes(O, chunk);
   Panels inputs(I, chunk);
   Packed right = pack(W, I, 1, I, O, room.data, threads);
-  for (int64_t begin = 0; begin < rows; begin += chunk) {
+  do {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
       product(count, g + row * O, O, right, dx + row * I, I);
@@ -40,13 +42,14 @@ extern "C" int linear_backward(const float* g, const float* x, const float* W, f
       inputs.put(row - begin, x + row * I, count);
     });
     sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
-  }
+  } while ((begin += chunk) < rows);
   return 0;
 }
 
 // y = x + down h, h = relu(up n)^2, n = r x, r = 1 / sqrt(mean x^2 + eps)
 extern "C" int mlp_forward(const float* x, const float* up, const float* down, float eps, float* r,
                             float* h, float* y, int64_t rows, int64_t D, int64_t F, int threads) {
+  if (!whole({D, F})) return BAD_SIZE;
   Buffer room(2 * D * F);
   Packed widens = pack(up, 1, D, F, D, room.data, threads);
   Packed narrows = pack(down, 1, F, D, F, room.data + D * F, threads);
@@ -69,13 +72,14 @@ extern "C" int mlp_forward(const float* x, const float* up, const float* down, f
 extern "C" int mlp_backward(const float* g, const float* x, const float* r, const float* h,
                              const float* up, const float* down, float* dx, float* dup, float* ddown,
                              int64_t rows, int64_t D, int64_t F, int threads) {
-  int64_t chunk = chunk_rows(threads);
+  if (!whole({D, F})) return BAD_SIZE;
+  int64_t chunk = chunk_rows(threads), begin = 0;
   Buffer room(2 * D * F);
   Strips hidden_slopes(F, chunk), slopes(D, chunk);
   Panels normed(D, chunk), hidden(F, chunk);
   Packed widens = pack(down, F, 1, F, D, room.data, threads);
   Packed narrows = pack(up, D, 1, D, F, room.data + D * F, threads);
-  for (int64_t begin = 0; begin < rows; begin += chunk) {
+  do {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
       Buffer own(BLOCK * F);
@@ -93,7 +97,7 @@ extern "C" int mlp_backward(const float* g, const float* x, const float* r, cons
       normed.put(row - begin, x + row * D, count, r + row);
     });
     sum_products({{slopes, hidden, ddown}, {hidden_slopes, normed, dup}}, end - begin, begin, threads);
-  }
+  } while ((begin += chunk) < rows);
   return 0;
 }
 
@@ -103,6 +107,7 @@ extern "C" int qkv_forward(const float* x, const float* Wq, const float* Wk, con
                             const float* cos, const float* sin, float eps, float* r, float* q, float* k,
                             float* v, float* rq, float* rk, int64_t rows, int64_t T, int64_t D, int64_t H,
                             int64_t G, int64_t K, int threads) {
+  if (!whole({D, H * K, G * K}) || !turnable(cos, rows, T, K)) return BAD_SIZE;
   Angles angles{cos, sin, T, K / 2};
   int64_t queries = H * K, keys = G * K;
   Buffer room(D * (queries + 2 * keys));
@@ -135,15 +140,16 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
                              const float* cos, const float* sin, float* dx, float* dWq, float* dWk,
                              float* dWv, int64_t rows, int64_t T, int64_t D, int64_t H, int64_t G,
                              int64_t K, int threads) {
+  if (!whole({D, H * K, G * K}) || !turnable(cos, rows, T, K)) return BAD_SIZE;
   Angles angles{cos, sin, T, K / 2};
-  int64_t queries = H * K, keys = G * K, chunk = chunk_rows(threads);
+  int64_t queries = H * K, keys = G * K, chunk = chunk_rows(threads), begin = 0;
   Buffer room(D * (queries + 2 * keys));
   Strips slopes_q(queries, chunk), slopes_k(keys, chunk), slopes_v(keys, chunk);
   Panels normed(D, chunk);
   Packed from_q = pack(Wq, D, 1, D, queries, room.data, threads);
   Packed from_k = pack(Wk, D, 1, D, keys, room.data + D * queries, threads);
   Packed from_v = pack(Wv, D, 1, D, keys, room.data + D * (queries + keys), threads);
-  for (int64_t begin = 0; begin < rows; begin += chunk) {
+  do {
     int64_t end = std::min(rows, begin + chunk);
     each_block(begin, end, BLOCK, threads, [&](int64_t row, int64_t count) {
       auto unturn = [&](const float* g, const float* y, const float* inverse, float* to, int64_t heads) {
@@ -170,6 +176,6 @@ extern "C" int qkv_backward(const float* dq, const float* dk, const float* dv, c
     });
     sum_products({{slopes_q, normed, dWq}, {slopes_k, normed, dWk}, {slopes_v, normed, dWv}}, end - begin,
                  begin, threads);
-  }
+  } while ((begin += chunk) < rows);
   return 0;
 }

@@ -84,7 +84,8 @@ bool all_known(const int64_t* targets, int64_t rows, int64_t V) {
 // ids of the vocabulary.
 extern "C" int head_loss(const float* x, const float* W, const int64_t* targets, float cap, float* loss,
                           float* dx, float* dW, int64_t rows, int64_t D, int64_t V, int threads) {
-  if (!all_known(targets, rows, V)) return 1;
+  if (!whole({D}) || V < 1 || !dx != !dW) return BAD_SIZE;
+  if (!all_known(targets, rows, V)) return BAD_VALUE;
   // Of a large vocabulary fewer rows, whatever the number of threads: they may fill no more memory.
   int64_t pitch = whole_vectors(V), chunk = std::min(V > LARGE ? SUMMED / 2 : chunk_rows(threads), rows);
   Buffer weights((dx ? 2 : 1) * pitch * D);
@@ -94,7 +95,8 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
   if (dx) narrows = pack(W, D, 1, D, V, weights.data + pitch * D, threads);
   std::vector<double> losses(rows);
   with_cap(cap, [&](auto capped) {
-    for (int64_t begin = 0; begin < rows; begin += chunk) {
+    int64_t begin = 0;
+    do {
       int64_t end = std::min(rows, begin + chunk);
       each_block(begin, end, ROWS, threads, [&](int64_t row, int64_t count) {
         Buffer logits(count * pitch);
@@ -110,7 +112,7 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
         inputs.put(row - begin, x + row * D, count);
       });
       if (dx) sum_products({{slopes, inputs, dW}}, end - begin, begin, threads);
-    }
+    } while ((begin += chunk) < rows);
   });
   *loss = std::accumulate(losses.begin(), losses.end(), 0.) / rows;
   return 0;
@@ -119,7 +121,8 @@ extern "C" int head_loss(const float* x, const float* W, const int64_t* targets,
 // The loss of every row of x, for those who judge texts one by one; no gradients.
 extern "C" int token_losses(const float* x, const float* W, const int64_t* targets, float cap, float* losses,
                             int64_t rows, int64_t D, int64_t V, int threads) {
-  if (!all_known(targets, rows, V)) return 1;
+  if (!whole({D}) || V < 1) return BAD_SIZE;
+  if (!all_known(targets, rows, V)) return BAD_VALUE;
   int64_t pitch = whole_vectors(V);
   Buffer weights(pitch * D);
   Packed widens = pack(W, 1, D, V, D, weights.data, threads);

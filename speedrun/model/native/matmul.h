@@ -121,6 +121,12 @@ void multiply(int64_t rows, int64_t width, int64_t depth, const float* A, int64_
 
 inline int64_t parts_of(int64_t all, int64_t size) { return (all + size - 1) / size; }
 
+// Products read and write whole vectors: a width that is none would go over the end of its row.
+inline bool whole(std::initializer_list<int64_t> widths) {
+  return std::all_of(widths.begin(), widths.end(),
+                     [](int64_t width) { return width > 0 && width % LANES == 0; });
+}
+
 inline int64_t whole_vectors(int64_t width) { return parts_of(width, LANES) * LANES; }
 
 // A right operand, rearranged panel by panel so that a product reads it from front to back. Columns
@@ -260,7 +266,8 @@ inline void sum_products(std::initializer_list<Sum> sums, int64_t rows, bool add
     int64_t blocks = sum->blocks(threads), first = block * A.strips / blocks;
     int64_t last = (block + 1) * A.strips / blocks;
     each_panel(B.width, [&](int64_t n, int vectors) {
-      for (int64_t begin = 0; begin < rows; begin += SUMMED) {
+      int64_t begin = 0;
+      do {  // also of no rows, whose sum is 0
         int64_t depth = std::min(SUMMED, rows - begin);
         auto run = [&](const auto& put) {
           for (int64_t strip = first; strip < last; strip++)
@@ -268,7 +275,7 @@ inline void sum_products(std::initializer_list<Sum> sums, int64_t rows, bool add
                   vectors * LANES, strip * STRIP * B.width + n, B.width, put);
         };
         add || begin ? run(add_to(C)) : run(set(C));
-      }
+      } while ((begin += SUMMED) < rows);
     });
   });
 }

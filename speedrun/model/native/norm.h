@@ -43,6 +43,11 @@ struct Angles {
   }
 };
 
+// Whether heads of this width can be turned, or are not asked to be.
+inline bool turnable(const float* cos, int64_t tokens, int64_t T, int64_t K) {
+  return !cos || (K % 2 == 0 && (T > 0 || tokens == 0));
+}
+
 // y = R(r x), r = 1 / sqrt(mean x^2 + eps) per head (if r is asked for), R the rotation (if there are
 // angles) that turns the pairs (i, i + K/2) by their token's angles. y may be x.
 inline void norm_rotate(const float* x, Angles angles, int64_t t, float eps, float* y, float* r,

@@ -118,6 +118,7 @@ class Matrix {
 // N matrices one after the other in memory; out may be G. `gram` chooses the form of the iteration.
 extern "C" int orthogonalize(const float* G, float* out, const float* triples, int64_t count, float margin,
                               float eps, int64_t gram, int64_t N, int64_t m, int64_t n, int threads) {
+  if (count < 1 || !whole({m, n})) return BAD_SIZE;
   share_out(N, 1, threads, [=](int64_t i) {
     Matrix(m, n).run(G + i * m * n, out + i * m * n, triples, count, margin, eps, gram);
   });

@@ -16,6 +16,10 @@
 
 namespace {
 
+// What a routine answers instead of 0 if it has done nothing: values it cannot use, such as an id that
+// the vocabulary has not, or sizes it does not know how to compute with.
+constexpr int BAD_VALUE = 1, BAD_SIZE = 2;
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)

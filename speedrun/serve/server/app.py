@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from speedrun.config.schema import BLOCK
 from speedrun.model import native
-from speedrun.model.decode import PackedWeights
+from speedrun.model.steps import PackedWeights
 from speedrun.serve.load import LoadedRun
 from speedrun.serve.server.engine import BusyError, Engine, Stream, TextError, Worker
 from speedrun.serve.server.protocol import Answer, Completion, RequestError, parse
