@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,13 @@ def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pen
         finite=not nonfinite,
         pending=Pending(*(value > 0 for value in raised)),
     )
+
+
+def heard(world: World, outcome: Outcome, pending: Pending) -> Outcome:
+    """An outcome with what any rank has been asked for since; all ranks call this."""
+    later = world.sum([*map(float, pending)])
+    both = (before or after > 0 for before, after in zip(outcome.pending, later, strict=True))
+    return replace(outcome, pending=Pending(*both))
 
 
 def spike(recent: Sequence[float], loss: float) -> float | None:

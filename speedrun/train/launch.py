@@ -18,6 +18,10 @@ from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import STOPS
 
+# torchrun kills ranks that have not ended so many seconds after a signal, 30 by itself: a step and
+# a checkpoint of a large model take longer. The variable is torchrun's, and the user's to set.
+SHUTDOWN, PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300"
+
 
 def launch(request: Request, run: RunFolder) -> NoReturn:
     """Become torchrun: start the ranks of a request and exit as they did."""
@@ -29,6 +33,7 @@ def launch(request: Request, run: RunFolder) -> NoReturn:
         raise ConfigError(
             "--ranks starts torchrun, which has started this process already; leave --ranks out"
         )
+    os.environ.setdefault(SHUTDOWN, PATIENCE)
     signal.signal(signal.SIGUSR1, _pass_on)
     try:
         torchrun(

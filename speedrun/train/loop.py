@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.clock import Clock
+from speedrun.train.health import heard
 from speedrun.train.log import Log
 from speedrun.train.signals import Controls, Pending
 from speedrun.train.trainer import Trainer
@@ -36,6 +37,7 @@ def train(trainer: Trainer, log: Log, checkpoints: CheckpointWriter, controls: C
         # it overlaps steps.
         with clock.paused():
             last = trainer.finished or outcome.exit_code is not None
+            validates = weights is not None or trainer.validation_due
             if weights or last or (trainer.validation_due and log.peak_due):
                 log.peak(progress, trainer.measure_peak())
             if weights:
@@ -44,6 +46,9 @@ def train(trainer: Trainer, log: Log, checkpoints: CheckpointWriter, controls: C
                 weights = None
             if trainer.validation_due:
                 log.validation(progress, trainer.validate())
+            if validates and not trainer.finished:
+                # What was asked for meanwhile is heard now, and not a whole step later.
+                outcome = heard(trainer.world, outcome, controls.meanwhile())
             if outcome.must_rewind:
                 trainer.rewind(checkpoints, log)
             elif outcome.save or trainer.finished:

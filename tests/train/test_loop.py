@@ -14,13 +14,16 @@ from torch import Tensor
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
 from speedrun.train.clock import Clock
-from speedrun.train.log import Log
+from speedrun.train.launch import SHUTDOWN, launch
+from speedrun.train.log import Log, StepView
 from speedrun.train.loop import train
 from speedrun.train.progress import Progress
-from speedrun.train.request import Interval
+from speedrun.train.request import Interval, Request
+from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls, Pending
 from speedrun.train.trainer import Trainer
-from tests.train.heard import ALONE, Make, quiet_log, same_bits, writer_into
+from tests.train.heard import ALONE, Heard, Make, quiet_log, same_bits, writer_into
+from tests.train.heard import train as run_once
 
 
 class Asking(Controls):
@@ -33,6 +36,9 @@ class Asking(Controls):
     def pending(self) -> Pending:
         self._step += 1
         return self._at.get(self._step, Pending())
+
+    def meanwhile(self) -> Pending:
+        return Pending()
 
 
 @pytest.fixture
@@ -133,6 +139,49 @@ def test_a_stop_finishes_its_step_saves_and_gives_its_code(
     code, progress = run(tiny(), tmp_path, Asking({3: Pending(terminate=True)}))
     assert (code, progress.step) == (143, 3)
     assert calls[-1] == "off: Trainer.save 3"
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_a_signal_during_a_validation_ends_the_run_there(
+    step: int, tiny: Make, tmp_path: Path
+) -> None:
+    """It waited for one more whole step. The validation of step 0 is made after step 1."""
+
+    class Validated(Heard):
+        def validation(self, view: StepView) -> None:
+            super().validation(view)
+            if view.step == step:
+                signal.raise_signal(signal.SIGINT)
+
+    summary = run_once(tiny("train.steps=8", "validation.every=4"), tmp_path, Validated())
+    assert (summary.steps, summary.exit_code) == (max(1, step), 130)
+    assert RunFolder(tmp_path).checkpoint(max(1, step)).step == max(1, step)
+
+
+def test_ranks_have_time_for_a_checkpoint_when_they_are_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torchrun kills them after 30 s of its own accord; what the user has set is left alone."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    limits: list[int] = []
+
+    def main(_: list[str]) -> None:
+        config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+        limits.append(config.shutdown_timeout)
+
+    monkeypatch.setattr("torch.distributed.run.main", main)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    before = signal.getsignal(signal.SIGUSR1)
+    for given in (None, "45"):
+        monkeypatch.delenv(SHUTDOWN, raising=False)
+        if given is not None:
+            monkeypatch.setenv(SHUTDOWN, given)
+        with pytest.raises(SystemExit) as ended:
+            launch(Request(recipe="modern", ranks=2), RunFolder(tmp_path))
+        assert ended.value.code == 0
+    signal.signal(signal.SIGUSR1, before)
+    assert limits == [300, 45]
 
 
 def test_a_signal_during_a_step_ends_the_run_with_that_step(
