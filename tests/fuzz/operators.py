@@ -20,6 +20,7 @@ from torch import Tensor
 
 from speedrun.model import fused, native, products
 from speedrun.model.block_sparse import block_sparse_attention
+from speedrun.model.native.prebuilt import Found
 from speedrun.model.native.signatures import ROUTINES, Parameter, parameters_of
 from speedrun.optim.orthogonalize import orthogonalize
 from speedrun.serve.sampling import Sampler, Sampling, draw, drawn
@@ -218,7 +219,7 @@ CASES = (linear, mlp, qkv, head, elementwise, attention, muon, token, sampling, 
 
 
 def main(library: str) -> None:
-    kernel = native.Kernel(ctypes.CDLL(library), "sanitized")
+    kernel = native.Kernel(Found(ctypes.CDLL(library), "sanitized", "the test says so"))
     native.load = lambda: kernel  # type: ignore[assignment]
     for line in sys.stdin:
         run = CASES[int(line) % len(CASES)]
