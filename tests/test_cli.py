@@ -52,7 +52,7 @@ def test_help_does_not_load_torch_and_shows_examples() -> None:
         (["train", "modern", "--track", "nona"], ["'nona'", "'nano'"]),
         (["train", "modern", "--steps", "0"], ["--steps 0"]),
         (["train", "model.layers=2"], ["recipe comes before"]),
-        (["train"], ["recipe", "speedrun train modern"]),
+        (["train"], ["recipe", "speedrun train best", "`speedrun recipes` lists them"]),
         (["train", "modern", "--resume"], ["--resume", "--run"]),
         (["recipes", "show", "x"], ["'x'", "modern"]),
         (["tracks", "diff", "nano", "x"], ["'x'", "nano"]),

@@ -24,7 +24,10 @@ CAP = 15.0
 def measure_fused(repeats: int = 30, tokens: int | None = None) -> Figures:
     kernel = native.load()
     if isinstance(kernel, str):
-        raise ConfigError(f"bench fused measures the native kernels, and there are none: {kernel}.")
+        raise ConfigError(
+            f"bench fused measures the native kernels, and there are none ({kernel}): install a "
+            "C++ compiler"
+        )
     torch.set_num_threads(threads())
     prepare_backend("blocks", 64)  # memory is kept as it is in training
     config = nano_config("record-18")

@@ -86,4 +86,6 @@ def _runs(recipe: str, words: Sequence[str], folders: Sequence[Path]) -> None:
         while children.running:
             _, child = children.wait()
             if child.poll() != 0:
-                raise RunError(f"a run of the bench failed: {child.last_words()}")
+                raise RunError(
+                    f"a run of the bench failed: {child.last_words()}; mend that and measure again"
+                )

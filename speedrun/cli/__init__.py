@@ -33,7 +33,7 @@ from speedrun.cli.mistakes import UsageError, misuse
 from speedrun.cli.shortage import shortage
 from speedrun.cli.use import app as use_app
 from speedrun.cli.verbs import SomeVerbs, Verbs, leave_closed_pipe, start_screen
-from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.errors import ConfigError, SpeedrunError, shortened
 from speedrun.terminal.console import sentence
 
 if TYPE_CHECKING:
@@ -330,7 +330,11 @@ def main() -> None:
             _fail("error", short, short.exit_code)
         if not isinstance(error, OSError) or error.filename is None:  # of no file that was named
             raise
-        _fail("error", f"{error.filename}: {error.strerror}; check the path and who may use it", 1)
+        _fail(
+            "error",
+            f"{shortened(error.filename)}: {error.strerror}; check the path and who may use it",
+            1,
+        )
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.terminal.console import print_table
 
 Figures = Mapping[str, float | int | str]
@@ -59,7 +59,7 @@ def bench_command(name: str, as_json: bool) -> None:
     if name and name not in BENCHES:
         near = get_close_matches(name, BENCHES, n=1, cutoff=0.0)[0]
         raise ConfigError(
-            f"bench {name!r} is not known; nearest: {near!r} (known: {', '.join(BENCHES)})"
+            f"bench {quoted(name)} is not known; nearest: {near!r} (known: {', '.join(BENCHES)})"
         )
     if as_json and not name:
         raise ConfigError(f"bench --json needs one name: {', '.join(BENCHES)}")

@@ -129,7 +129,7 @@ def _runs_first(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     if late:
         raise ConfigError(f"{late[0]} is a run folder: name the runs first, then the texts")
     if count > 2:
-        raise ConfigError(f"eval takes one run or two, and {count} are named")
+        raise ConfigError(f"eval takes one run or two, and {count} are named: leave some out")
     return [Path(word) for word in words[:count]], list(words[count:])
 
 

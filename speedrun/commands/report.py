@@ -17,7 +17,9 @@ def report_command(
 ) -> None:
     """Paths are run folders, folders of runs, results of races and so on, in the order to show."""
     if not paths:
-        raise ConfigError("report needs a run folder, a race, an ablation or a tuning")
+        raise ConfigError(
+            "report needs a run folder, a race, an ablation or a tuning; `speedrun runs` lists runs"
+        )
     inputs = read_inputs(paths)
     if watch:
         if out is not None:
@@ -32,7 +34,9 @@ def report_command(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from None
+        raise ConfigError(
+            f"--out {out} cannot be written: {error.strerror}; name another file"
+        ) from None
     write_atomically(out, page.encode(), ConfigError)
     runs = f"{len(inputs.runs)} run" + ("" if len(inputs.runs) == 1 else "s")
     print(f"{out}: {runs}, {size_text(len(page.encode()))}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from speedrun.commands.sample import sample_command
 from speedrun.config.resolve import Resolved, change, resolve, toml_text
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.terminal.console import console, print_table, size_text
 from speedrun.terminal.program import command
 from speedrun.train.request import Request
@@ -41,7 +41,10 @@ def train_command(request: Request) -> None:
         _dataset(config, talk=True)  # built once, before the ranks ask for it
         launch(request, run)
     if request.max_restarts:
-        raise ConfigError("--max-restarts cannot be used without --ranks: torchrun does restarts")
+        raise ConfigError(
+            "--max-restarts cannot be used without --ranks: add --ranks N, or "
+            "give it to torchrun, which then restarts"
+        )
     _train(config, run, request)
 
 
@@ -60,9 +63,14 @@ def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
         overrides = [*([request.recipe] if request.recipe else []), *request.overrides]
         return change(run.load_config(), overrides, options), run
     if not request.recipe:
-        raise ConfigError("train needs a recipe, for example: speedrun train modern")
+        raise ConfigError(
+            "train needs a recipe, for example: speedrun train best; `speedrun recipes` lists them"
+        )
     if "=" in request.recipe and not request.recipe.endswith(".toml"):
-        raise ConfigError(f"the recipe comes before the overrides, and {request.recipe!r} is none")
+        raise ConfigError(
+            f"the recipe comes before the overrides, and {quoted(request.recipe)} is "
+            "none: write speedrun train RECIPE KEY=VALUE..."
+        )
     resolved = resolve(request.recipe, request.track, request.overrides, options)
     folder = request.folder
     return resolved, RunFolder(folder) if folder else RunFolder.default(resolved.config)

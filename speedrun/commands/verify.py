@@ -39,7 +39,9 @@ def verify_command(
     notes: list[str] = []
     if losses is not None:
         if target is None:
-            raise ConfigError("--target is needed with --losses: a file states none")
+            raise ConfigError(
+                "--target is needed with --losses, for a file states none: add --target LOSS"
+            )
         values = read_losses(losses)
     else:
         found, notes = gather(runs)

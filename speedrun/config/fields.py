@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 
 LEAST, MOST = 2.0**-126, 2.0**127  # what a 32-bit float holds with all of its digits, and safely
 SEEDS = 2**64  # a generator of random numbers takes 64 bits
@@ -50,4 +50,4 @@ class Section(BaseModel):
 
 
 def refuse(key: str, value: object, allowed: str) -> NoReturn:
-    raise ConfigError(f"{key} = {value!r} cannot be used: {allowed}")
+    raise ConfigError(f"{key} = {quoted(value)} cannot be used: {allowed}")

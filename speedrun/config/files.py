@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 
 Kind = Literal["recipe", "track"]
 FOLDERS: dict[Kind, Path] = {
@@ -76,16 +76,16 @@ def _locate(kind: Kind, name: str, folder: Path | None) -> Path:
         path = folder / path if folder and not path.is_absolute() else path
         if not path.is_file():
             raise ConfigError(
-                f"{kind} file {name!r} does not exist; name one of {', '.join(names(kind))} "
+                f"{kind} file {quoted(name)} does not exist; name one of {', '.join(names(kind))} "
                 "or a path to a .toml file"
             )
         return path
-    path = FOLDERS[kind] / f"{name}.toml"
-    if path.is_file():
-        return path
+    if name in names(kind):
+        return FOLDERS[kind] / f"{name}.toml"
     near = get_close_matches(name, names(kind), n=1, cutoff=0.0)
     raise ConfigError(
-        f"{kind} {name!r} is not known; nearest: {near[0]!r} (known: {', '.join(names(kind))}; "
+        f"{kind} {quoted(name)} is not known; nearest: {near[0]!r} (known: "
+        f"{', '.join(names(kind))}; "
         "a path to a .toml file works too)"
     )
 
@@ -95,13 +95,20 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
     try:
         table = read_toml(path)
     except ValueError as error:
-        raise ConfigError(f"{kind} file {path.name!r} is not valid TOML: {error}") from None
+        raise ConfigError(
+            f"{kind} file {path.name!r} is not valid TOML: {error}; mend it"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"{kind} file {name!r} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{kind} file {quoted(name)} cannot be read: {error.strerror}; check its path"
+        ) from None
     notes = {key: table.pop(key) for key in NOTES if key in table}
     for key, value in notes.items():
         if not isinstance(value, NOTES[key]) or (key == "scale" and kind == "recipe"):
-            raise ConfigError(f"{key} = {value!r} cannot be used in {kind} {path.name!r}")
+            raise ConfigError(
+                f"{key} = {quoted(value)} cannot be used in {kind} {path.name!r}: "
+                "extends and why are texts, published_minutes a number, scale a track's table"
+            )
     shown = path.stem if path.parent == FOLDERS[kind] else name
     return Layer(kind, shown, notes, dict(flatten(table))), path
 
@@ -117,6 +124,7 @@ def chain(kind: Kind, name: str) -> list[Layer]:
             raise ConfigError(
                 f"{kind} {name!r} extends itself: "
                 + " -> ".join([*(p.stem for p in seen), path.stem])
+                + "; change one of these `extends`"
             )
         seen.append(path.resolve())
         layers.insert(0, layer)

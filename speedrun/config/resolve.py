@@ -24,7 +24,7 @@ from speedrun.config.experiment import all_values
 from speedrun.config.fields import Section, Technique
 from speedrun.config.files import Kind, chain, flatten, is_path, read_toml
 from speedrun.config.schema import MOVED, Config
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
-            f"override {text!r} must have the form key=value, for example model.layers=6"
+            f"override {quoted(text)} must have the form key=value, for example model.layers=6"
         )
     try:
         read = tomllib.loads(f"value = {value}")
@@ -84,7 +84,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key.strip(), value
     if len(read) > 1:
         raise ConfigError(
-            f"override {text!r} says more than one thing: write each key=value as a word of its own"
+            f"override {quoted(text)} says more than one thing: write each key=value as a word "
+            "of its own"
         )
     return key.strip(), read["value"]
 
@@ -93,18 +94,18 @@ def check_known(key: str, origin: str) -> None:
     """Refuse a key that is no setting; `origin` says where it stands."""
     known = describe()
     if key in ("recipe", "track"):
-        raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting")
+        raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting: leave it out")
     if key in known:
         return
     if key in MOVED:
-        raise ConfigError(f"{key!r} ({origin}) is now called {MOVED[key]!r}")
+        raise ConfigError(f"{key!r} ({origin}) is now called {MOVED[key]!r}: write that")
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key!r} ({origin}) is a table; set one of {', '.join(inside)}")
     last = key.rpartition(".")[2]
     same_last = [name for name in known if name.rpartition(".")[2] == last]
     near = get_close_matches(key, same_last or known, n=1, cutoff=0.0)
-    raise ConfigError(f"unknown key {key!r} ({origin}); nearest known: {near[0]!r}")
+    raise ConfigError(f"unknown key {quoted(key)} ({origin}); nearest known: {near[0]!r}")
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +135,9 @@ class Scaling(Section):
         items = value if isinstance(value, list) else [value]
         kinds = int if isinstance(value, list) else (int, float)
         if not all(isinstance(item, kinds) and not isinstance(item, bool) for item in items):
-            raise ConfigError(f"{self.of} = {value!r} is not a number, so it cannot be scaled")
+            raise ConfigError(
+                f"{self.of} = {value!r} is not a number, so it cannot be scaled: take it out"
+            )
         try:
             if isinstance(value, list):
                 return sorted({int(self.factor * item) for item in value})
@@ -145,19 +148,26 @@ class Scaling(Section):
                 raise OverflowError
         except (ArithmeticError, TypeError, ValueError):  # beyond all floats, 0 ** -1, (-1) ** 0.5
             read = f"{self.factor:g} * {value} ** {self.power:g}"
-            raise ConfigError(f"{read} is no number that {self.of} can have") from None
+            raise ConfigError(
+                f"{read} is no number that {self.of} can have: change its scale"
+            ) from None
         return scaled
 
     def inverse(self, found: float) -> float:
         """The number that is read as `found`; a whole one for a whole one."""
         if self.factor <= 0 or self.power == 0:
-            raise ConfigError(f"the scale of {self.of!r} cannot be undone: {self!r}")
+            raise ConfigError(
+                f"the scale of {self.of!r} cannot be undone: its factor must be above 0 and its "
+                "power not 0"
+            )
         value: float = (found / self.factor) ** (1 / self.power)
         if not isinstance(found, int):
             return value
         whole = round(value)
         if self(whole) != found:
-            raise ConfigError(f"{self.of} = {found} cannot be stated: no whole number scales to it")
+            raise ConfigError(
+                f"{self.of} = {found} cannot be stated: no whole number scales to it; use another"
+            )
         return whole
 
 
@@ -169,7 +179,7 @@ def read_scaling(key: str, written: Any, origin: str) -> Scaling:
     except ValidationError:
         raise ConfigError(
             f"scale of {key!r} ({origin}) must be a factor or a table of of, factor and power, "
-            f"not {written!r}"
+            f"not {quoted(written)}"
         ) from None
 
 
@@ -215,7 +225,7 @@ def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
         allowed = first["msg"][0].lower() + first["msg"][1:]
         hint = describe().get(key)
         raise ConfigError(
-            f"{key} = {values.get(key, first['input'])!r}{where} cannot be used: {allowed}"
+            f"{key} = {quoted(values.get(key, first['input']))}{where} cannot be used: {allowed}"
             + (f" [{hint}]" if hint else "")
         ) from None
 
@@ -248,7 +258,9 @@ def recipe_value(key: str, value: float, track: str) -> float:
     """
     for layer in reversed(chain("track", track)):
         if key in layer.values:
-            raise ConfigError(f"{key} is not for a recipe to decide: {layer.origin} sets it")
+            raise ConfigError(
+                f"{key} is not for a recipe to decide: {layer.origin} sets it; choose another key"
+            )
         for scaled, written in layer.notes.get("scale", {}).items():
             scaling = read_scaling(scaled, written, layer.origin)
             if key in (scaled, scaling.of) and scaled != scaling.of:
@@ -283,6 +295,8 @@ def from_toml(path: Path) -> Config:
     try:
         stored = dict(flatten(read_toml(path)))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a stored config: {error}") from None
+        raise ConfigError(
+            f"{path} cannot be read as a stored config: {error}; restore it from a copy"
+        ) from None
     values = {MOVED.get(key, key): value for key, value in stored.items()}
     return _validate(values, dict.fromkeys(values, path.name))

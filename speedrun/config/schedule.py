@@ -90,7 +90,9 @@ def cosine(step: int, total: int, *, warmup: int = 0, floor: float = 0.0) -> flo
 def momentum(step: int, *, start: float = 0.85, end: float = 0.95, warmup: int = 300) -> float:
     """Muon's momentum: from `start` to `end` in a straight line over `warmup` steps, then `end`."""
     if step < 0 or warmup < 0:
-        raise ConfigError(f"step ({step}) and warmup ({warmup}) must not be negative")
+        raise ConfigError(
+            f"step ({step}) and warmup ({warmup}) must not be negative: use 0 or more"
+        )
     if step >= warmup:
         return end
     return start + (end - start) * (step / warmup)
@@ -98,7 +100,7 @@ def momentum(step: int, *, start: float = 0.85, end: float = 0.95, warmup: int =
 
 def _check(step: int, total: int, warmup: int, cooldown: int, floor: float) -> None:
     if step < 0 or total < 1:
-        raise ConfigError(f"step ({step}) must be 0 or more and total ({total}) 1 or more")
+        raise ConfigError(f"step ({step}) must be 0 or more, and total ({total}) 1 or more")
     if warmup < 0 or cooldown < 0 or warmup + cooldown > total:
         raise ConfigError(
             f"warmup ({warmup}) and cooldown ({cooldown}) must fit into the {total} steps of the "

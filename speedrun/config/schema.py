@@ -170,7 +170,11 @@ class ModelConfig(Section):
         if self.bigram_rows == 1:
             refuse("model.bigram_rows", 1, "one row is for tokens with none before: 0, 2 or more")
         if self.value_residual and 0 in self.attention_free:
-            refuse("model.value_residual", True, "layer 0, which gives the values, must attend")
+            refuse(
+                "model.value_residual",
+                True,
+                "layer 0 gives the values: take 0 out of model.attention_free",
+            )
         if max(self.attention_free, default=0) >= self.layers:
             free = list(self.attention_free)
             refuse("model.attention_free", free, f"layers are numbered 0 to {self.layers - 1}")
@@ -178,10 +182,15 @@ class ModelConfig(Section):
             allowed = "they replace the value residual: set model.value_residual = false"
             refuse("model.value_embeddings", self.value_embeddings, allowed)
         if self.value_embeddings == "ends" and 2 * self.value_tables > self.layers:
-            allowed = f"first and last layers would overlap in {self.layers} layers"
+            most = self.layers // 2
+            allowed = f"first and last layers would overlap in {self.layers} layers: at most {most}"
             refuse("model.value_tables", self.value_tables, allowed)
         if self.unet_skips and self.layers % 2:
-            refuse("model.unet_skips", True, f"layers must be even, not {self.layers}")
+            refuse(
+                "model.unet_skips",
+                True,
+                f"it needs an even number of model.layers, not {self.layers}",
+            )
         return self
 
 
@@ -371,7 +380,11 @@ class Config(Section):
     def _check(self) -> Config:
         training, validation, length = self.attention, self.validation, self.batch.length
         if validation.window and training.window == "none":
-            refuse("validation.window", validation.window, "training has no window to widen")
+            refuse(
+                "validation.window",
+                validation.window,
+                "training has no window to widen: set it to 0",
+            )
         allowed = f"a window is at most the sequence, batch.length = {length}"
         if training.window_end > length:
             refuse("attention.window_end", training.window_end, allowed)

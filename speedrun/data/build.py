@@ -80,11 +80,13 @@ def build_dataset(
         TEST: 0.0 if named else test_fraction,
     }
     if not 0 < val_fraction < 1:
-        raise ConfigError(f"a validation fraction of {val_fraction} is not between 0 and 1")
+        raise ConfigError(
+            f"a validation fraction of {val_fraction} is not between 0 and 1: use 0.05, say"
+        )
     if not 0 <= test_fraction < 1 - val_fraction:
         raise ConfigError(
             f"a test fraction of {test_fraction} leaves nothing to train on beside a validation "
-            f"fraction of {val_fraction}"
+            f"fraction of {val_fraction}: lower one of them"
         )
     spec, options = checked_options(
         tokenizer, fractions[VAL], fractions[TEST], shard_tokens, text_field, max_document_bytes

@@ -28,7 +28,7 @@ from speedrun.data.readers import (
     read_text,
     text_of,
 )
-from speedrun.errors import ConfigError, DataError
+from speedrun.errors import ConfigError, DataError, quoted
 from speedrun.files import sha256_of
 
 STDLIB = "stdlib"
@@ -248,10 +248,10 @@ def _find(source: str, other_files: Notes) -> list[SourceFile | HubSource]:
         matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (any pattern is valid)
         files = [_source_file(Path(), match) for match in matches if Path(match).is_file()]
         if not files:
-            raise DataError(f"no file matches {source!r}: check the pattern and the folder")
+            raise DataError(f"no file matches {quoted(source)}: check the pattern and the folder")
         return [*files]
     if not path.exists():
-        raise DataError(f"there is no file, folder or corpus {source!r}{_near(path)}")
+        raise DataError(f"there is no file, folder or corpus {quoted(source)}{_near(path)}")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: name a file that holds text")
     return [_source_file(Path(), str(path))]
@@ -324,7 +324,8 @@ def _hub_source(source: str) -> HubSource:
     match = re.fullmatch(r"hf:([^:@]+)(?:@([^:@]+))?(?::([^:@]+))?", source)
     if not match:
         raise ConfigError(
-            f"source {source!r} is not hf:NAME[@CONFIG][:SPLIT], as in hf:roneneldan/TinyStories"
+            f"source {quoted(source)} is not hf:NAME[@CONFIG][:SPLIT], as in "
+            "hf:roneneldan/TinyStories"
         )
     return HubSource(match[1], match[2], match[3] or "train")
 
@@ -363,4 +364,6 @@ def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}; leave it out, or see who may read it"
+        ) from None

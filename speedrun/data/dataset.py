@@ -68,7 +68,9 @@ class Manifest:
         try:
             manifest = TypeAdapter(Manifest).validate_json(path.read_bytes(), strict=True)
         except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
+            raise DataError(
+                f"cannot read {path}: {error.strerror}; build the dataset again"
+            ) from error
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the file"
@@ -132,7 +134,10 @@ class Dataset:
 
     def split(self, name: str) -> Split:
         if name not in self.splits:
-            raise DataError(f"{self.folder} has no split {name}, only {', '.join(self.splits)}")
+            raise DataError(
+                f"{self.folder} has no split {name}, only {', '.join(self.splits)}: use one of "
+                "these"
+            )
         return self.splits[name]
 
     @property

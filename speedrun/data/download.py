@@ -15,7 +15,7 @@ from typing import NamedTuple
 from speedrun.data.shards import read_header
 from speedrun.data.staging import locked_folder
 from speedrun.data.stream import ProgressCallback
-from speedrun.errors import ConfigError, DataError
+from speedrun.errors import ConfigError, DataError, quoted
 from speedrun.files import flush, has_sha256, sha256_of
 
 REPOSITORIES = {
@@ -47,7 +47,7 @@ def download(
     if name not in REPOSITORIES:
         close = difflib.get_close_matches(name, REPOSITORIES, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]}?" if close else f"choose {', '.join(REPOSITORIES)}"
-        raise ConfigError(f"no public dataset is called {name!r}: {hint}")
+        raise ConfigError(f"no public dataset is called {quoted(name)}: {hint}")
     if shards < 1:
         raise ConfigError(f"{shards} shards cannot be fetched: ask for at least 1")
     files = _listed(REPOSITORIES[name], shards)
@@ -87,7 +87,10 @@ def _listed(repository: str, shards: int) -> list[RemoteFile]:
         if match := SHARD_NAME.fullmatch(entry.rfilename):
             name, lfs = entry.rfilename, entry.lfs
             if lfs is None:
-                raise DataError(f"{endpoint} gives no SHA-256 for {name} of {repository}")
+                raise DataError(
+                    f"{endpoint} gives no SHA-256 for {name} of {repository}, so it cannot be "
+                    "trusted; set another HF_ENDPOINT"
+                )
             # The commit is named, so that all files are of one version of the repository.
             url = hf_hub_url(
                 repository, name, repo_type="dataset", revision=info.sha, endpoint=endpoint

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from speedrun.errors import ConfigError, DataError
+from speedrun.errors import ConfigError, DataError, quoted
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 KINDS = {
@@ -130,7 +130,8 @@ def text_of(record: Mapping[str, Any], field: str, where: str) -> str:
     """The string under `field`, or a DataError that says what is there instead."""
     if field not in record:
         raise DataError(
-            f"{where} has no field {field!r}, only {_listed(record)}: choose one with --text-field"
+            f"{where} has no field {quoted(field)}, only {_listed(record)}: choose one with "
+            "--text-field"
         )
     text = record[field]
     if not isinstance(text, str):
@@ -168,7 +169,9 @@ def _opened(path: Path, compression: str | None) -> Iterator[tuple[BinaryIO, Bin
                         f"({first_line(error)}): copy or compress it again"
                     ) from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {first_line(error)}") from None
+        raise DataError(
+            f"{path} cannot be read: {first_line(error)}; leave it out, or mend it"
+        ) from None
 
 
 def _read_up_to(stream: BinaryIO, count: int) -> bytes:
@@ -232,7 +235,7 @@ def _check_column(schema: Any, field: str, path: Path) -> None:
 
     if field not in schema.names:
         raise DataError(
-            f"{path} has no column {field!r}, only {_listed(schema.names)}: "
+            f"{path} has no column {quoted(field)}, only {_listed(schema.names)}: "
             "choose one with --text-field"
         )
     kind = schema.field(field).type

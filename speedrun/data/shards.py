@@ -70,7 +70,9 @@ def read_header(path: Path) -> int:
         with path.open("rb") as file:
             header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise DataError(f"cannot read shard {path}: {error.strerror}") from error
+        raise DataError(
+            f"cannot read shard {path}: {error.strerror}; fetch or build it again"
+        ) from error
     if len(header) < HEADER_BYTES:
         raise DataError(
             f"{path} ends at byte {size}, inside the {HEADER_BYTES}-byte header of a shard; "
@@ -114,7 +116,8 @@ def check_tokens(tokens: Tokens, vocab_size: int, path: Path, offset: int = HEAD
         first = int(np.argmax(tokens >= vocab_size))
         raise DataError(
             f"{path} holds token {tokens[first]} at byte {offset + 2 * first}, past the vocabulary "
-            f"of {vocab_size}; the file is damaged or was made with another tokenizer"
+            f"of {vocab_size}; the file is damaged or was made with another tokenizer: fetch or "
+            "build it again"
         )
 
 

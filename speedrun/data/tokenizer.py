@@ -30,7 +30,7 @@ from speedrun.data.gpt2 import (
     read_stored,
 )
 from speedrun.data.shards import MAX_VOCAB
-from speedrun.errors import ConfigError, DataError
+from speedrun.errors import ConfigError, DataError, quoted
 from speedrun.files import parse_json, write_atomically
 from speedrun.limits import cores
 
@@ -68,9 +68,9 @@ def parse_spec(spec: str) -> TokenizerSpec:
     if spec == "byte":
         return TokenizerSpec("byte")
     if kind != "bpe":
-        raise ConfigError(f"tokenizer {spec!r} is not known: use {SPEC_EXAMPLES}")
+        raise ConfigError(f"tokenizer {quoted(spec)} is not known: use {SPEC_EXAMPLES}")
     if not re.fullmatch(r"[0-9]{1,9}", rest):
-        raise ConfigError(f"tokenizer {spec!r} needs a vocabulary size, as in bpe:4096")
+        raise ConfigError(f"tokenizer {quoted(spec)} needs a vocabulary size, as in bpe:4096")
     size = int(rest)
     if not MIN_BPE <= size <= MAX_VOCAB:
         raise ConfigError(

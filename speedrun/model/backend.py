@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 
 from speedrun.config.schema import BLOCK
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.model import block_sparse
 
 Backend = Literal["flex", "blocks", "dense"]
@@ -32,7 +32,9 @@ def choose_backend(
     """The backend for rows of `tokens` tokens, and why it was chosen."""
     if requested not in ("auto", *get_args(Backend)):
         allowed = ", ".join(("auto", *get_args(Backend)))
-        raise ConfigError(f"attention backend {requested!r} is unknown; choose one of {allowed}.")
+        raise ConfigError(
+            f"attention backend {quoted(requested)} is unknown; choose one of {allowed}."
+        )
     default: Backend = {"cuda": "flex", "cpu": "blocks"}.get(device.type, "dense")  # type: ignore[assignment]
     chosen: Backend = default if requested == "auto" else requested  # type: ignore[assignment]
     wrong = ""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from speedrun.config.resolve import describe, parse_override, resolve, techniques, toml_text
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.science.adding import LOSS, Adding, Runs, last_loss
 from speedrun.science.compare import Entry, cell_width, comparable
 from speedrun.science.jobs import (
@@ -58,13 +58,15 @@ def changes(config: Config, switches: Sequence[str]) -> dict[str, tuple[str, ...
             continue
         if "=" not in switch:
             raise ConfigError(
-                f"--switch {switch!r}: {config.recipe} has no technique of that name, only "
+                f"--switch {quoted(switch)}: {config.recipe} has no technique of that name, only "
                 f"{', '.join(off) or 'none'}; or write KEY=VALUE"
             )
         key, _ = parse_override(switch)
         if key not in describe():
             near = get_close_matches(key, describe(), n=1, cutoff=0.0)[0]
-            raise ConfigError(f"--switch {switch!r}: unknown key {key!r}; nearest known: {near!r}")
+            raise ConfigError(
+                f"--switch {quoted(switch)}: unknown key {quoted(key)}; nearest known: {near!r}"
+            )
     return {switch: off.get(switch, (switch,)) for switch in switches}
 
 

@@ -24,7 +24,7 @@ from speedrun.config.resolve import parse_override, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset
-from speedrun.errors import ConfigError, RunError
+from speedrun.errors import ConfigError, RunError, quoted
 from speedrun.science.children import Child, Children
 from speedrun.science.compare import TIMES, Entry
 from speedrun.train.environment import code_hash
@@ -76,7 +76,9 @@ def refuse_own_keys(words: Sequence[str], keys: Sequence[str]) -> None:
     for word in words:
         key, _ = parse_override(word)
         if key in keys:
-            raise ConfigError(f"{word!r} cannot be used here: {key} is set by the command itself")
+            raise ConfigError(
+                f"{quoted(word)} cannot be used here: the command sets {key} itself; leave it out"
+            )
 
 
 def this_command() -> str:
@@ -206,7 +208,7 @@ class RunSet:
         if not self.diverged(job) and (code != 0 or summary is None):
             raise RunError(
                 f"the run of {job.label} with seed {job.seed} failed with exit code {code}: "
-                f"{child.last_words()}"
+                f"{child.last_words()}; mend that and start again: what is finished is kept"
             )
         self._refuse_edited(job, self.folder(job))
         return summary

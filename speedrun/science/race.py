@@ -72,7 +72,7 @@ def race(
             "--until cannot be used with --finish, whose seeds are fixed beforehand; give --seeds"
         )
     if margin is not None and not until:
-        raise ConfigError("--margin is for --until, which adds seeds until recipes are told apart")
+        raise ConfigError("--margin is for --until: add --until decided, or leave it out")
     within = MARGIN if margin is None else margin
     if not 0 < within < 1:
         raise ConfigError(f"--margin {margin} cannot be used: it is a share of tokens, as 0.05")

@@ -123,15 +123,21 @@ def read(run: RunFolder) -> Records:
     try:
         summary = run.read_summary()
         if summary is None:
-            what = "has not finished" if run.config.exists() else "is not a run folder"
-            raise RunError(f"{run.path} {what}: it has no summary.json")
+            begun = run.config.exists()
+            what = "has not finished" if begun else "is not a run folder"
+            do = f"`speedrun train --resume --run {run.path}` goes on" if begun else "name another"
+            raise RunError(f"{run.path} {what}: it has no summary.json; {do}")
         _check_stated(run, summary)
         config, place = run.load_config(), Environment.read(run.environment)
         if place is None:
-            raise RunError(f"{run.path} has no environment.json")
+            raise RunError(
+                f"{run.path} has no environment.json: restore it from a copy, or make the run again"
+            )
         found, damaged = checkpoint.latest(run.checkpoints)
         if damaged or found is None:
-            raise RunError(damaged[0] if damaged else f"{run.path} has no checkpoint")
+            raise RunError(
+                damaged[0] if damaged else f"{run.path} has no checkpoint: train it to its end"
+            )
         saved = validated(
             Saved, found.meta, found.folder / checkpoint.META, "a checkpoint's record"
         )
@@ -140,9 +146,13 @@ def read(run: RunFolder) -> Records:
             rows = weights.get_slice(TABLE).get_shape()[0]
         test = read_test(run)
     except (SafetensorError, IndexError) as error:
-        raise RunError(f"the last weights of {run.path} cannot be read: {error}") from None
+        raise RunError(
+            f"the last weights of {run.path} cannot be read: {error}; make the run again"
+        ) from None
     except OSError as error:
-        raise RunError(f"{run.path} cannot be read: {error.strerror}") from None
+        raise RunError(
+            f"{run.path} cannot be read: {error.strerror}; see who may read it"
+        ) from None
     return Records(run, config, summary, place, saved, forced, rows, test)
 
 
@@ -150,10 +160,14 @@ def _check_stated(run: RunFolder, summary: Summary) -> None:
     """JSON has no NaN and no infinity, though Python reads them; a name fits into a table."""
     for key, value in summary:
         if isinstance(value, float) and not math.isfinite(value):
-            raise RunError(f"{run.summary} states {key} = {value}, which is no number")
+            raise RunError(
+                f"{run.summary} states {key} = {value}, which is no number: make the run again"
+            )
     for key, name in (("recipe", summary.recipe), ("track", summary.track)):
         if not name.isprintable() or len(name) >= LONG:
-            raise RunError(f"{run.summary} states {key} = {name!r}, which is no name")
+            raise RunError(
+                f"{run.summary} states {key} = {name!r}, which is no name: make the run again"
+            )
 
 
 def broken(records: Records) -> Broken | None:

@@ -237,4 +237,7 @@ def read_result(path: Path) -> Race | Ablation | Tuning:
     for key, kind in kinds.items():
         if isinstance(found, dict) and isinstance(found.get(key), list):
             return validated(kind, found, path, what, ConfigError)
-    raise ConfigError(f"{path} is not {what}: it has no list of entries, effects or trials")
+    raise ConfigError(
+        f"{path} is not {what}: it has no list of entries, effects or trials; name "
+        "a file that race, ablate or tune wrote"
+    )

@@ -34,19 +34,21 @@ def refuse_ranges(
         if one.key.startswith(tuple(f"optimizer.{table}." for table in unused)):
             raise ConfigError(
                 f"{one} cannot be searched: {base.recipe} trains its hidden matrices by "
-                f"{base.optimizer.kind}, which does not read {one.key}"
+                f"{base.optimizer.kind}, which does not read {one.key}; choose another key"
             )
         if one.key in SHARED or one.key.partition(".")[0] in SHARED:
             raise ConfigError(
                 f"{one} cannot be searched: {one.key} belongs to what all trials have in common, "
-                "such as data, length and validation"
+                "such as data, length and validation; choose another key"
             )
         for value in one.some_values():  # a recipe must be able to state what is found
             recipe_value(one.key, value, track)
         if keys.count(one.key) > 1:
-            raise ConfigError(f"--over {one.key} is given twice")
+            raise ConfigError(f"--over {one.key} is given twice: give it once")
         if one.key in set_anew:
-            raise ConfigError(f"{one.key} is searched by --over and cannot be --set as well")
+            raise ConfigError(
+                f"{one.key} is searched by --over and cannot be --set as well: leave one out"
+            )
     models: dict[ModelConfig, Config] = {}
     for corner in product(*((one.low, one.high) for one in over)):
         values = dict(zip(keys, corner, strict=True))

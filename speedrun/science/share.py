@@ -80,13 +80,17 @@ def _choose(jobs: Sequence[Job], asked: int) -> Share:
     configs = [job.config for job in jobs if job.seed == jobs[0].seed]  # seeds do not matter here
     if asked != 1 and any(choose_device(one.machine.device).type == "cuda" for one in configs):
         if asked > 1:
-            raise ConfigError(f"--jobs {asked} cannot be used: a GPU is for one run at a time")
+            raise ConfigError(
+                f"--jobs {asked} cannot be used: a GPU is for one run at a time; use --jobs 1"
+            )
         return Share()
     threads = max(config.machine.threads for config in configs)
     count = asked or max(1, min(len(jobs), cores() // (threads or 1)))
     fitting = _that_fit(configs, count)
     if asked > fitting:
-        raise ConfigError(f"--jobs {asked} cannot be used: the memory that is free holds {fitting}")
+        raise ConfigError(
+            f"--jobs {asked} cannot be used: the memory that is free holds {fitting}; ask for fewer"
+        )
     return Share(fitting, threads or max(1, cores() // fitting)) if fitting > 1 else Share()
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel, model_validator
 
 from speedrun.config.resolve import check_known, schema_fields
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.train.request import MOST_DIGITS, parse_seconds
 
 EXPLORED = 0.6  # of the budget, in the whole box
@@ -53,7 +53,8 @@ class Range(BaseModel, frozen=True):
             numbers = []
         if not key.strip() or not dots or not numbers or (colon and how != "log"):
             raise ConfigError(
-                f"--over {text!r} cannot be used: write KEY=LOW..HIGH or KEY=LOW..HIGH:log, for "
+                f"--over {quoted(text)} cannot be used: write KEY=LOW..HIGH or "
+                "KEY=LOW..HIGH:log, for "
                 "example optimizer.head.lr=0.001..0.1:log"
             )
         return Range(key=key.strip(), low=numbers[0], high=numbers[1], log=how == "log").checked()
@@ -61,7 +62,9 @@ class Range(BaseModel, frozen=True):
     @model_validator(mode="after")
     def _check(self) -> Range:
         if not self.low < self.high:
-            raise ConfigError(f"{self} cannot be searched: {self.low:g} is not below {self.high:g}")
+            raise ConfigError(
+                f"{self} cannot be searched: {self.low:g} is not below {self.high:g}; swap them"
+            )
         if self.log and self.low <= 0:
             raise ConfigError(f"{self} cannot be searched: a logarithm needs a LOW above 0")
         return self
@@ -74,9 +77,13 @@ class Range(BaseModel, frozen=True):
         if kind is float:
             return self.model_copy(update={end: float(value) for end, value in ends.items()})
         if kind is not int:
-            raise ConfigError(f"{self} cannot be searched: {self.key} is not a number")
+            raise ConfigError(
+                f"{self} cannot be searched: {self.key} is not a number; choose a key that is one"
+            )
         if not all(float(value).is_integer() for value in ends.values()):
-            raise ConfigError(f"{self} cannot be searched: {self.key} takes whole numbers")
+            raise ConfigError(
+                f"{self} cannot be searched: {self.key} takes whole numbers; give such ends"
+            )
         return self.model_copy(update={end: int(value) for end, value in ends.items()})
 
     def value(self, place: float) -> Value:
@@ -150,7 +157,7 @@ class Budget(BaseModel, frozen=True):
                 "stands, so 2 at least"
             )
         if self.seconds is not None and self.seconds <= 0:
-            raise ConfigError("a budget of no time cannot be used")
+            raise ConfigError("a budget of no time cannot be used: give 30m, say")
         return self
 
     def spent(self, trials: int, seconds: float) -> float:

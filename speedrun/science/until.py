@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.train.request import MOST_DIGITS, UNITS
 
 
@@ -39,7 +39,8 @@ class Until:
                 seeds.append(int(found[1]))
             elif word.strip() != "decided":
                 raise ConfigError(
-                    f"--until {word!r} cannot be used: write decided, a time such as 2h or 30m, or "
+                    f"--until {quoted(word)} cannot be used: write decided, a time such as 2h or "
+                    "30m, or "
                     "a number of seeds such as '12 seeds'"
                 )
         if seeds and min(seeds) < 2:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from speedrun.config.experiment import SEED, differences
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError, RunError, SpeedrunError
+from speedrun.errors import ConfigError, RunError, SpeedrunError, quoted
 from speedrun.science import stats
 from speedrun.science.records import UNFIT, problems, read, unfit
 from speedrun.train.evaluate import tested
@@ -114,7 +114,9 @@ def read_losses(path: Path) -> list[float]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--losses {path} cannot be read: {reason}") from None
+        raise ConfigError(
+            f"--losses {path} cannot be read: {reason}; name a file of losses, one a line"
+        ) from None
     rows = [
         (number, [cell.strip() for cell in row])
         for number, row in enumerate(csv.reader(text.splitlines()), 1)
@@ -138,7 +140,10 @@ def read_losses(path: Path) -> list[float]:
     for number, row in rows:
         cell = row[column] if column < len(row) else ""
         if not _is_number(cell):
-            raise ConfigError(f"--losses {path}, line {number}: {cell!r} is not a number")
+            raise ConfigError(
+                f"--losses {path}, line {number}: {quoted(cell)} is not a number: mend it or "
+                "leave it out"
+            )
         losses.append(float(cell))
     return losses
 
@@ -163,7 +168,10 @@ def read_runs(paths: Sequence[Path]) -> list[Summary]:
             raise ConfigError(str(error)) from None
         if summary is None:
             what = "has not finished" if run.config.exists() else "is not a run folder"
-            raise ConfigError(f"{path} {what}: it has no summary.json")
+            raise ConfigError(
+                f"{path} {what}: it has no summary.json; `speedrun runs` lists "
+                "runs and their states"
+            )
         found.append(summary)
     return found
 
@@ -177,7 +185,7 @@ def gather(paths: Sequence[Path]) -> tuple[list[Summary], list[str]]:
     if len(datasets := {run.dataset_fingerprint[:12] for run in runs}) > 1:
         raise ConfigError(
             "the runs are validated on different datasets, so their mean means nothing: "
-            f"{', '.join(sorted(datasets))}"
+            f"{', '.join(sorted(datasets))}; give runs of one"
         )
     recipes = sorted({run.recipe for run in runs})
     notes = []

@@ -19,7 +19,7 @@ import numpy as np
 from speedrun.data.readers import COMPRESSIONS, read_records, text_of
 from speedrun.data.shards import TOKEN_DTYPE, Tokens
 from speedrun.data.tokenizer import Tokenizer
-from speedrun.errors import DataError
+from speedrun.errors import DataError, quoted
 from speedrun.serve.estimates import Difference, Interval, difference_of_shares, wilson
 from speedrun.serve.evaluate import Row, Scorer
 from speedrun.serve.load import LoadedRun
@@ -53,7 +53,9 @@ def _item(record: dict[str, Any], where: str) -> Item:
         raise DataError(f"{where} has no {missing[0]!r}: each line must be like {EXAMPLE}")
     context, choices = _text(record["context"], "its context", where), record["choices"]
     if not isinstance(choices, list) or len(choices) < 2:
-        raise DataError(f"{where} needs a list of at least two texts under 'choices'")
+        raise DataError(
+            f"{where} needs a list of at least two texts under 'choices': write it like {EXAMPLE}"
+        )
     texts = tuple(_text(one, f"choice {number}", where) for number, one in enumerate(choices))
     for number, one in enumerate(texts):
         if not one:
@@ -91,7 +93,8 @@ def _answer(answer: Any, choices: Sequence[str], where: str) -> int:
     if len(alike) != 1:
         how = "several" if alike else "none"
         raise DataError(
-            f"{where} has the answer {answer!r}, which is the text of {how} of its choices: give "
+            f"{where} has the answer {quoted(answer)}, which is the text of {how} of its "
+            "choices: give "
             "the number of one, from 0"
         )
     return alike[0]

@@ -31,7 +31,7 @@ from speedrun.data.readers import COMPRESSIONS, format_of, read_text
 from speedrun.data.shards import TOKEN_DTYPE, Split, Tokens, read_tokens
 from speedrun.data.splits import SPLITS, TEST, TRAIN, VAL
 from speedrun.data.tokenizer import Tokenizer
-from speedrun.errors import ConfigError, DataError
+from speedrun.errors import ConfigError, DataError, quoted
 from speedrun.serve.load import LoadedRun
 
 PIECE_BYTES = 1 << 20
@@ -142,7 +142,7 @@ def is_dataset(name: str) -> bool:
 def _held(folder: Path, split: str, runs: Sequence[LoadedRun]) -> _Held:
     folder = folder.expanduser()
     if split not in SPLITS:
-        raise ConfigError(f"--split {split} is not one of {', '.join(SPLITS)}")
+        raise ConfigError(f"--split {quoted(split)} is not known: use {', '.join(SPLITS)}")
     fingerprint = Dataset.open(folder).fingerprint  # opens no file of the test
     for run in runs:
         own = run.trained.checkpoint.meta.get("dataset_fingerprint") == fingerprint
@@ -248,7 +248,7 @@ def _from_dataset(held: _Held, tokenizer: Tokenizer, notes: Notes) -> Iterator[T
             except UnicodeDecodeError:
                 raise DataError(
                     f"document {number} of {held.name} is not UTF-8 when {theirs.spec} decodes it: "
-                    "it cannot be encoded for a run with another tokenizer"
+                    "it cannot be encoded for a run with another tokenizer, so leave it out"
                 ) from None
             yield Text(held.name, _opened(tokenizer, [tokenizer.encode(text)]),
                        _utf8_bytes(text), read)  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 MOST_DIGITS = 15  # of a number of steps or seconds
@@ -21,7 +21,7 @@ MOST_DIGITS = 15  # of a number of steps or seconds
 def parse_seconds(text: str, option: str, usable: str = "a time such as 90s, 5m or 1h") -> float:
     found = re.fullmatch(rf"([0-9]{{1,{MOST_DIGITS}}}(?:\.[0-9]+)?)([smh])", text)
     if not found:
-        raise ConfigError(f"{option} {text!r} cannot be used: write {usable}")
+        raise ConfigError(f"{option} {quoted(text)} cannot be used: write {usable}")
     return float(found[1]) * UNITS[found[2]]
 
 

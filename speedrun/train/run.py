@@ -31,7 +31,7 @@ from typing import Any
 
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError, RunError
+from speedrun.errors import ConfigError, RunError, shortened
 from speedrun.files import finite, write_atomically, write_json
 from speedrun.locks import InUseError, held, is_held
 from speedrun.train import checkpoint
@@ -160,14 +160,17 @@ class RunFolder:
         found = read_json(self.forced)
         if isinstance(found, list) and all(isinstance(each, str) for each in found):
             return found
-        raise RunError(f"{self.forced} is not a list of sentences: it was changed")
+        raise RunError(f"{self.forced} is not a list of sentences: it was changed, so restore it")
 
     def write_forced(self, sentences: Sequence[str]) -> None:
         write_json(self.forced, [*dict.fromkeys([*self.read_forced(), *sentences])])
 
     def load_config(self) -> Config:
         if not self.config.is_file():
-            raise RunError(f"{self.path} is not a run folder: it has no config.toml")
+            raise RunError(
+                f"{self.path} is not a run folder: it has no config.toml; `speedrun runs` lists "
+                "those there are"
+            )
         return from_toml(self.config)
 
     def log(self, kind: str, **values: Any) -> None:
@@ -205,7 +208,9 @@ class RunFolder:
         except FileNotFoundError:
             return b""
         except OSError as error:
-            raise RunError(f"{self.metrics} cannot be read: {error.strerror}") from None
+            raise RunError(
+                f"{self.metrics} cannot be read: {error.strerror}; see who may read it"
+            ) from None
 
     def metrics_digest(self) -> str | None:
         """SHA-256 of the records up to the row of the run's end; None: there is no such row.
@@ -236,7 +241,9 @@ def given_once(paths: Sequence[Path]) -> None:
     found: set[Path] = set()
     for path in paths:
         if path.resolve() in found:
-            raise ConfigError(f"run {path} is given twice; each run counts once: leave one out")
+            raise ConfigError(
+                f"run {shortened(path)} is given twice: leave one out, for each run counts once"
+            )
         found.add(path.resolve())
 
 

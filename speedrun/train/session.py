@@ -80,7 +80,7 @@ def run_training(
             if request.stop_after is not None and progress.step >= request.stop_after:
                 raise ConfigError(
                     f"--stop-after {request.stop_after} cannot be used: {progress.step} steps of "
-                    f"{config.steps} are done"
+                    f"{config.steps} are done; give more"
                 )
             if world.device.type == "cpu":
                 vocab_size = Dataset.open(dataset).vocab_size

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from speedrun.config.resolve import to_toml
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.errors import ConfigError, SpeedrunError, quoted
 from speedrun.files import write_json
 from speedrun.train.guard import Sink, attempt, gist
 from speedrun.train.log import SENTENCES
@@ -180,7 +180,7 @@ def check_loggers(names: tuple[str, ...]) -> None:
     """Refuse what is not known or not installed, before anything is begun."""
     for name in names:
         if name not in LOGGERS:
-            raise ConfigError(f"--log {name!r} is not known; use one of {', '.join(LOGGERS)}")
+            raise ConfigError(f"--log {quoted(name)} is not known; use one of {', '.join(LOGGERS)}")
     for name in names:
         error = attempt(lambda name=name: import_module(LOGGERS[name].package))  # type: ignore[misc]
         if isinstance(error, ImportError):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from speedrun.errors import RunError, SpeedrunError
+from speedrun.errors import RunError, SpeedrunError, quoted
 from speedrun.files import finite, parse_json, write_json
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -148,7 +148,7 @@ def validated(
         reason = f"{_place(inside) or 'it'} has no {key!r}"
     else:
         place, rule = _place([*inside, key]), first["msg"]
-        reason = f"{place} is {first['input']!r}, but {rule[0].lower()}{rule[1:]}"
+        reason = f"{place} is {quoted(first['input'])}, but {rule[0].lower()}{rule[1:]}"
     raise error(f"{path} is not {what}: {reason}")
 
 

@@ -38,7 +38,9 @@ def last_checkpoint(run: RunFolder) -> tuple[checkpoint.Checkpoint, tuple[str, .
     """The newest whole one, and a sentence for each newer one that is damaged."""
     found, skipped = checkpoint.latest(run.checkpoints)
     if found is None:
-        why = f": {skipped[0]}" if skipped else "; train it first"
+        why = (
+            f": {skipped[0]}; restore a copy, or train it again" if skipped else "; train it first"
+        )
         raise RunError(f"{run.path} has no whole checkpoint{why}")
     return found, tuple(skipped)
 
@@ -81,7 +83,7 @@ def load_trained(
         reason = str(error).splitlines()[-1].strip().rstrip(".")
         raise RunError(
             f"the weights of {run.path} do not fit its records: {reason}; config.toml or the "
-            "tokenizer is another's, or was changed"
+            "tokenizer is another's, or was changed: restore the run's own"
         ) from None
     # Whatever machine the run was trained on, this is another one.
     here = config.model_copy(update={"machine": MachineConfig()})

@@ -232,7 +232,10 @@ class Trainer:
             self.optimizer.import_state(found.optimizer())
         except (RuntimeError, OptimError) as error:
             reason = " ".join(str(error).split())
-            raise RunError(f"checkpoint {found.folder} does not fit this model: {reason}") from None
+            raise RunError(
+                f"checkpoint {found.folder} does not fit this model: {reason}; resume it with "
+                "the config it had"
+            ) from None
 
     def rewind(self, checkpoints: CheckpointWriter, log: Log) -> None:
         """Back to the last checkpoint saved after a finite step; the data goes on where it is."""

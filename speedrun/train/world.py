@@ -62,7 +62,10 @@ class World:
             try:
                 _meet("nccl" if device.type == "cuda" else "gloo")
             except (RuntimeError, ValueError) as error:
-                raise RunError(f"the ranks could not meet: {_gist(error)}") from error
+                raise RunError(
+                    f"the ranks could not meet: {_gist(error)}; check MASTER_ADDR, MASTER_PORT "
+                    "and the network"
+                ) from error
         return World(dist.get_rank(), dist.get_world_size(), local_size, device)
 
     @staticmethod

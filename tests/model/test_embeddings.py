@@ -42,5 +42,5 @@ def test_a_bigram_row_is_found_by_the_pair_and_starts_at_zero() -> None:
 def test_no_value_table_for_a_layer_without_attention() -> None:
     config = small(value_embeddings="each", value_weights="pair", attention_free=(1,))
     assert table_of_layer(config) == [0, None, 1, 2]
-    with pytest.raises(ConfigError, match="must attend"):
+    with pytest.raises(ConfigError, match=r"take 0 out of model\.attention_free"):
         small(value_residual=True, attention_free=(0,))

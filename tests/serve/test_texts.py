@@ -185,7 +185,7 @@ def test_mistakes_are_a_sentence_each(tmp_path: Path, dataset: Path) -> None:
         (["ok.txt", "ok.txt"], {}, "ok.txt is named twice"),
         (["ok.txt", "*.txt"], {}, "ok.txt is named twice"),
         (["ok.txt"], {"split": "test"}, "--split test is for datasets"),
-        ([str(dataset)], {"split": "valid"}, "--split valid is not one of train, val, test"),
+        ([str(dataset)], {"split": "valid"}, "--split 'valid' is not known: use train, val, test"),
         ([str(dataset), str(dataset)], {}, "built is named twice"),
     ]
     for names, options, sentence in cases:

@@ -74,7 +74,7 @@ def test_documents_names_and_tables_are_written_out(
         (["train", RED], r"recipe '\x1b[31mred' is not known"),
         (["sample", RED], r"\x1b[31mred is not a run folder"),
         (["sample", "x" * 5000], "File name too long"),
-        (["train", "x" * 5000], "File name too long"),
+        (["train", "x" * 5000], "is not known; nearest"),
         (["report", "y" * 300], "File name too long"),
     ],
 )

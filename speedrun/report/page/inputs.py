@@ -34,7 +34,9 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         for file in found_files:
             result = read_result(file)
             if type(result) in results:
-                raise ConfigError(f"{file} is a second {result.kind}; a page shows one")
+                raise ConfigError(
+                    f"{file} is a second {result.kind}; a page shows one: leave one out"
+                )
             results[type(result)] = result
             files.append(file)
             named = [file.parent / place for place in result.runs]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.serve.export.architecture import architecture_of
 from speedrun.serve.export.facts import facts_of
 from speedrun.serve.export.folder import refuse_if_taken, write_folder
@@ -35,7 +35,7 @@ def export(
 ) -> Exported:
     """Write `out` whole or not at all, from the newest whole weights of a run."""
     if to not in (HF, WEIGHTS):
-        raise ConfigError(f"--to {to} is not known: use {HF} or {WEIGHTS}")
+        raise ConfigError(f"--to {quoted(to)} is not known: use {HF} or {WEIGHTS}")
     refuse_if_taken(out.resolve(), force=force)  # before minutes are spent on losses
     loaded = load_run(run)
     say("evaluating its weights on its validation rows, for the card")

@@ -56,7 +56,8 @@ def check(library: Library, tokenizer: Tokenizer) -> None:
     """Refuse to export a tokenizer that would read or write texts otherwise than ours."""
     if library.token_to_id(END_OF_TEXT) != tokenizer.eot:
         raise DataError(
-            f"{END_OF_TEXT} is not the last id of tokenizer {tokenizer.spec}: it was changed"
+            f"{END_OF_TEXT} is not the last id of tokenizer {tokenizer.spec}: it was changed, so "
+            "copy it from the run's dataset"
         )
     for text in PROBES:
         ids = tokenizer.encode(text).tolist()
