@@ -5,6 +5,7 @@ After a change that they show:  make pictures
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
@@ -42,6 +43,17 @@ def test_what_the_page_says_of_the_records_follows_from_the_csv() -> None:
     assert f"took {60 * rows[-1].minutes:.0f} seconds" in text
     total = sum(saved.values())
     assert f"Of the {total:.0f} seconds saved since record 18, {saved['systems']:.0f}" in text
+    way = math.log(rows[0].minutes / rows[-1].minutes)
+    parts = {row.number: math.log((row.before or row.minutes) / row.minutes) / way for row in rows}
+    assert "More than a quarter of the way down" in text
+    assert sum(parts[number] for number in range(3, 8)) > 0.25, "records 3 to 7"
+    assert "records 2, 5 and 12, each a tenth of the whole way" in text
+    largest_parts = sorted(parts, key=parts.__getitem__)[-3:]
+    assert {number: round(parts[number], 1) for number in largest_parts} == {
+        2: 0.1,
+        5: 0.1,
+        12: 0.1,
+    }
     changed = [row for row in rows[18:] if row.kind == ("model",)]
     largest = max(changed, key=lambda row: (row.before or 0) - row.minutes)
     assert f"record {largest.number}, {largest.saved}" in text

@@ -70,7 +70,7 @@ def updates(config: Config) -> list[tuple[str, str, float]]:
     small = resolve(config.recipe, "pico").config  # of the same parts, and made in no time
     roles = set(GPT(small.model, 257, small.batch.length).roles().values())
     chosen = ((role, config.optimizer.of(role)) for role in sorted(roles))
-    found = [(role, options.kind, options.lr) for role, options in chosen]
+    found = [(role, options.kind, float(options.values()["lr"])) for role, options in chosen]
     return sorted(found, key=lambda row: (row[1] != "muon", row[0]))
 
 
