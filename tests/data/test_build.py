@@ -1,10 +1,13 @@
 """Builds: the right tokens, the same bytes after any kill, bounded memory, nothing half-made."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -314,3 +317,22 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_large_corpus(tmp_path: Path) -> None:
     assert grown_megabytes(tmp_path, 70, "bpe:512") < 50
+
+
+def test_a_disk_without_locks_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a home over NFS may be, which takes no lock on a folder in any case."""
+
+    def flock(handle: int, _: int) -> None:
+        kind = errno.EBADF if stat.S_ISDIR(os.fstat(handle).st_mode) else errno.ENOLCK
+        raise OSError(kind, os.strerror(kind))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("speedrun.locks.SETTLE", 0.01)
+    (tmp_path / "a.txt").write_text("some text\n" * 50)
+    (tmp_path / "b.txt").write_text("other text\n" * 50)
+    build_dataset([str(tmp_path / "*.txt")], tmp_path / "out", "byte", val_fraction=0.5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "out"]
+    with locked_folder(tmp_path / "out.partial", wait=False):
+        monkeypatch.setattr("speedrun.locks.PATIENCE", 0.2)
+        owner = (tmp_path / "out.partial.lock").read_text().split()
+        assert owner[1] == str(os.getpid())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 
 from speedrun.data.build import build_dataset
 from speedrun.errors import ConfigError, RunError
+from speedrun.locks import Owner
 from speedrun.report.page import page_data
 from speedrun.train.progress import Progress
 from speedrun.train.run import RunFolder
@@ -169,3 +173,31 @@ def test_memory_that_is_not_there_is_a_sentence(
     monkeypatch.setattr(Trainer, "step", no_room)
     with pytest.raises(RunError, match=r"out of memory: set a smaller machine\.microbatch"):
         train(tiny(), tmp_path / "run")
+
+
+def test_a_folder_in_use_on_another_host_is_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk without locks: what is left of them is refused only while it shows life."""
+
+    def flock(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("speedrun.locks.SETTLE", 0.01)
+    monkeypatch.setattr("speedrun.locks.PATIENCE", 0.2)
+    beats = iter(range(1000))
+
+    def owner(_: Path) -> Owner:
+        return Owner("node-7", 4711, next(beats))
+
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("speedrun.locks._owner", owner)
+        with pytest.raises(RunError, match=r"in use by another process \(process 4711 on node-7"):
+            run.locked().__enter__()
+    run.path.mkdir(exist_ok=True)
+    (run.path / ".lock").write_text("node-7 4711 12\n")
+    with run.locked():
+        assert "node-7" not in (run.path / ".lock").read_text()
