@@ -20,7 +20,7 @@ from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
 from speedrun.errors import ConfigError
 from speedrun.hardware import peak_memory_bytes
-from speedrun.limits import least_memory, memory_bytes, memory_limits
+from speedrun.limits import least_memory, memory_bytes, memory_limits, threads
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
 from speedrun.model.roles import MATRICES
@@ -32,6 +32,7 @@ RUNTIME_BYTES = 400 << 20  # resident size of Python with torch loaded, measured
 # that the nano step's estimate, 0.98 GB, is near the 1.05 GB measured.
 KEPT_WIDTHS = 16
 KEPT_LOGITS = 2
+THREAD_ADDRESSES = 72 << 20  # bytes: a stack, and an arena of malloc
 USABLE = 0.6  # share of the machine's memory that a run plans to fill
 
 
@@ -155,7 +156,9 @@ def refuse_beyond_limits(config: Config, vocab_size: int, ranks: int, ranks_here
     now = peak_memory_bytes()
     for limit in (least_memory(), *memory_limits()):
         ranks_in_it = 1 if limit.each else ranks_here
-        taken = limit.amount - limit.free if limit.each else now  # all that is mapped, or touched
+        taken = now  # touched; of addresses also what is mapped only, and what threads will map
+        if limit.each:
+            taken = limit.amount - limit.free + 2 * threads() * THREAD_ADDRESSES
         total = ranks_in_it * (taken + more)
         if total > limit.amount:
             raise ConfigError(
