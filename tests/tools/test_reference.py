@@ -14,8 +14,9 @@ from typer.main import get_command
 
 from speedrun.cli import app
 from speedrun.config.files import Kind, chain, flatten, names
-from speedrun.config.resolve import describe, schema_fields, toml_text
+from speedrun.config.resolve import describe, resolve, schema_fields, toml_text
 from speedrun.config.schema import Config
+from tests.documents import ROOT
 from tools.docs import autolink, keys, reference, verbs
 
 
@@ -154,6 +155,17 @@ def test_names_of_the_reference_become_links_once() -> None:
     inside = autolink.linked(text, "reference/tracks.md", explained)
     assert 'href="recipes.html#record-18"' in inside
     assert autolink.linked(text, "reference/recipes.md", explained) == text
+
+
+def test_the_table_of_tracks_says_what_the_tracks_say() -> None:
+    """Of docs/concepts.md, which is written by hand."""
+    row = r"^\| `([\w-]+)` \| [^|]+ \| (\d+) layers of (\d+) \| ([\d.]+) \|"
+    rows = re.findall(row, (ROOT / "docs" / "concepts.md").read_text(), re.M)
+    assert sorted(name for name, *_ in rows) == names("track")
+    for name, layers, width, target in rows:
+        config = resolve(track=name).config
+        assert (config.model.layers, config.model.width) == (int(layers), int(width))
+        assert config.train.target == float(target)
 
 
 def test_every_name_leads_to_an_entry() -> None:
