@@ -57,7 +57,8 @@ class Build:
             fresh = Path(folder) / library.name
             objects = [f"{folder}/{source.stem}.o" for source in SOURCES]
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                said = list(pool.map(self._compile, map(str, SOURCES), objects))
+                compile_one = functools.partial(self._compile, self._apart())
+                said = list(pool.map(compile_one, map(str, SOURCES), objects))
             complaint = next(filter(None, said), "") or self._join(objects, fresh)
             if NO_ROOM.search(complaint):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(library.parent))
@@ -77,11 +78,25 @@ class Build:
         """
         parts = [sources_sha256(), version_of(self.compiler), shlex.join(self.command())]
         if self.cpu == "native":
-            here = [*sorted(cpu.facts()), cpu.target_of(self.compiler, self._target())]
-            if not any(here):
+            here = self._here()
+            if not here:
                 raise OSError(errno.ENOENT, "no telling which CPU this is", str(cpu.CPUINFO))
-            parts += here
+            parts.append(here)
         return f"kernels-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+
+    def _here(self) -> str:
+        """This CPU, in the words of the system and of the compiler; empty if both are silent."""
+        words = [*sorted(cpu.facts()), cpu.target_of(self.compiler, self._target())]
+        return "\n".join(filter(None, words))
+
+    def _apart(self) -> str:
+        """An option without a meaning, another one for each CPU that `native` may stand for.
+
+        ccache and its like know a call by its words, and machines may share what it keeps.
+        """
+        here = self._here() if self.cpu == "native" else self.cpu
+        known = hashlib.sha256(here.encode()).hexdigest() if here else os.urandom(16).hex()
+        return f"-DSPEEDRUN_CPU={known[:16]}"
 
     def _target(self) -> str:
         # On ARM only -mcpu accepts "native".
@@ -91,8 +106,8 @@ class Build:
     def _threads(self) -> tuple[str, ...]:
         return ("-fopenmp",) if self.openmp else ()
 
-    def _compile(self, source: str, output: str) -> str:
-        return _call([*self.command(), "-c", source, "-o", output])
+    def _compile(self, apart: str, source: str, output: str) -> str:
+        return _call([*self.command(), apart, "-c", source, "-o", output])
 
     def _join(self, objects: list[str], library: Path) -> str:
         options = self._threads() if self.link is None else self.link
