@@ -16,7 +16,7 @@ import torch
 
 from speedrun.config.schema import BLOCK
 from speedrun.errors import ConfigError, quoted
-from speedrun.model import block_sparse
+from speedrun.model import block_sparse, native
 
 Backend = Literal["flex", "blocks", "dense"]
 DENSE_TOKENS = 4096  # a mask of 16.8 million pairs per row; four times that per doubling
@@ -64,10 +64,10 @@ def prepare_backend(backend: Backend, head_dim: int) -> str:
     kernel = block_sparse.kernel_for(head_dim)
     if isinstance(kernel, str):
         chunk = block_sparse.CHUNK
-        how = (
-            f"torch's CPU flash attention on chunks of {chunk} queries, slower than the native "
-            f"kernel, because {kernel}"
-        )
+        how = f"torch's CPU flash attention on chunks of {chunk} queries"
+        if isinstance(native.load(), str):
+            how += " and torch code for norms, products and the loss"
+        how += f", slower than the native kernels, because {kernel}"
     else:
         how = f"native kernel {kernel.built}" + (f", {kernel.note}" if kernel.note else "")
     return how + (", freed memory kept for the next step" if kept else "")

@@ -82,6 +82,7 @@ def test_without_a_kernel_torch_takes_over(
     monkeypatch.setattr(native, "load", native.load.__wrapped__)
     how = prepare_backend("blocks", 64)
     assert "torch's CPU flash attention" in how
+    assert "torch code for norms, products and the loss" in how
     assert complaint in how
     documents_BT = torch.arange(2, dtype=torch.int32).repeat_interleave(100)[None]
     tensors, plan = inputs(1, 2, 1, 200, 64), plan_layer("blocks", documents_BT, None)

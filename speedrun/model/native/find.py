@@ -116,7 +116,8 @@ def load_whole(library: Path) -> ctypes.CDLL | None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """A lock: of the ranks that start together on a host, one builds and the others wait."""
-    handle = os.open(folder, os.O_RDONLY)
+    # A file, open for writing: over NFS nothing else can be locked.
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with suppress(OSError):  # no locks here: each builds, the last rename wins
             fcntl.flock(handle, fcntl.LOCK_EX)
