@@ -78,6 +78,20 @@ def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "set TMPDIR" in said(caught.value, "race")
 
 
+def test_a_folder_that_was_removed_under_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch cannot even be imported there."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        Path("x").absolute()
+    assert "was removed: change to another" in said(caught.value, "doctor")
+    monkeypatch.chdir(tmp_path)
+    assert shortage(caught.value, ["doctor"]) is None
+
+
 def test_our_own_mistakes_stay_what_they_are() -> None:
     for error in (RuntimeError("shapes do not fit"), FileNotFoundError(2, "none", "x"), KeyError()):
         assert shortage(error, ["train"]) is None

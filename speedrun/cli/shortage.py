@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from pathlib import Path
 
 from speedrun.errors import SpeedrunError
 from speedrun.limits import least_memory
@@ -62,6 +63,8 @@ def _disk(error: OSError, verb: str) -> SpeedrunError | None:
         return SpeedrunError(
             "there is no folder for temporary files: set TMPDIR to one that can be written"
         )
+    if error.errno == errno.ENOENT and error.filename is None and _nowhere():
+        return SpeedrunError("the current folder was removed: change to another one")
     if error.errno in FULL:
         return SpeedrunError(
             f"cannot write{where}: {error.strerror}; free some space or choose another folder"
@@ -71,3 +74,11 @@ def _disk(error: OSError, verb: str) -> SpeedrunError | None:
     if error.errno in TOO_MANY:
         return SpeedrunError(f"too many files are open at a time{where}: raise ulimit -n")
     return None
+
+
+def _nowhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
