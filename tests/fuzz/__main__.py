@@ -6,15 +6,12 @@ Names of targets, or cases such as recipes:17 to repeat them; without any: all t
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
-
-import typer.main
 
 from tests.fuzz.configs import configs
 from tests.fuzz.datasets import datasets
@@ -51,8 +48,6 @@ def fuzz(
         for name, _, _ in chosen:
             if name not in targets:
                 sys.exit(f"there is no target {name!r}, only {', '.join(targets)}")
-        # Building the command line takes 20 ms, longer than most cases: it is built once.
-        typer.main.get_command = functools.cache(typer.main.get_command)
         begun = time.monotonic()
         world.make()
         print(

@@ -126,8 +126,8 @@ def configs(world: World) -> list[Verbs]:
         return Command(["train", rng.choice(names("recipe")), *changed, *how], leaves=("run",))
 
     return [
-        Verbs("overrides", 3.0, overrides),
+        Verbs("overrides", 2.0, overrides),
         Verbs("recipes", 1.0, recipes),
         Verbs("tracks", 1.0, tracks),
-        Verbs("training", 1.0, training, batch=10),
+        Verbs("training", 1.5, training, batch=10),
     ]

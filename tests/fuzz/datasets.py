@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+from speedrun.data.tokenizer import BPE_FILE
 from tests.fuzz.mutate import spoil_bytes, spoil_json, spoil_lines, text
 from tests.fuzz.outcome import Command
 from tests.fuzz.verbs import Verbs
@@ -56,9 +57,8 @@ def datasets(world: World) -> list[Verbs]:
 
     def tokenizers(rng: Random, folder: Path) -> Command:
         of_run = rng.random() < 0.3
-        home = copied(
-            world.runs[0] if of_run else rng.choice((world.data, world.bpe)), folder / "data"
-        )
+        source = world.runs[0] if of_run else rng.choice((world.data, world.bpe))
+        home = copied(source, folder / "data")
         file = rng.choice(sorted((home / "tokenizer").iterdir()))
         how = rng.randrange(8)
         if how == 0:
@@ -74,7 +74,14 @@ def datasets(world: World) -> list[Verbs]:
             )
         else:
             file.write_bytes(spoil_json(rng, file.read_bytes()))
-        return Command(["sample", "data", "--tokens", "3"]) if of_run else reading(rng, "")
+        if of_run:
+            return Command(["sample", "data", "--tokens", "3"])
+        whole = source / "tokenizer" / BPE_FILE
+        stored = home / "tokenizer" / BPE_FILE
+        same = not whole.exists() or (
+            stored.is_file() and stored.read_bytes() == whole.read_bytes()
+        )
+        return reading(rng, "" if same else BPE_FILE)
 
     def texts(rng: Random, folder: Path) -> Command:
         source = rng.choice(sorted(world.packed.iterdir()))
@@ -101,9 +108,9 @@ def datasets(world: World) -> list[Verbs]:
         return Command(["eval", run, "--tasks", "items.jsonl", *rng.choice(([], ["--json"]))])
 
     return [
-        Verbs("shards", 0.8, shards),
-        Verbs("manifests", 0.8, manifests),
-        Verbs("tokenizers", 0.8, tokenizers),
-        Verbs("texts", 1.0, texts),
-        Verbs("items", 0.5, items),
+        Verbs("shards", 0.6, shards),
+        Verbs("manifests", 0.6, manifests),
+        Verbs("tokenizers", 0.6, tokenizers),
+        Verbs("texts", 0.8, texts),
+        Verbs("items", 0.4, items),
     ]

@@ -57,6 +57,7 @@ def options(world: World) -> list[Verbs]:
         (["export", run, "out"], ("--to",)),
         (["leaderboard"], ("--file",)),
         (["serve", run], ("--slots", "--queue", "--context", "--host", "--port")),
+        (["runs", str(world.root)], ("--sort", "--track", "--recipe", "--state")),
         (["recipes", "show"], ("",)), (["tracks", "show"], ("",)), (["report"], ("",)),
         (["sample"], ("",)), (["bench", "none"], ("",)), ([], ("",)),
     )  # fmt: skip

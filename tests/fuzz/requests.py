@@ -87,7 +87,7 @@ class Served:
     """A server in a process of its own, asked over and over."""
 
     world: World
-    honest: Callable[[Random, World], bytes]
+    honest: Callable[[Random], bytes]
     port: int
     pid: int
     heard: Path
@@ -95,7 +95,7 @@ class Served:
     healthy: str
 
     def make(self, rng: Random, folder: Path) -> Request:
-        honest = self.honest(rng, self.world)
+        honest = self.honest(rng)
         request = Request(honest, whole=True) if rng.random() < 0.7 else spoilt_request(rng, honest)
         (folder / "request").write_bytes(request.data)
         if rng.random() < 0.1:  # what a live page reads while it is written
@@ -173,7 +173,7 @@ class Servers:
     share: float
     world: World
     words: tuple[str, ...]
-    honest: Callable[[Random, World], bytes]
+    honest: Callable[[Random], bytes]
     healthy: str
     batch: int = 400
 
@@ -189,12 +189,13 @@ class Servers:
             for number, path in ((1, out), (2, heard)):
                 os.dup2(os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND), number)
             os.chdir(scratch)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may ignore
             code, sys.argv = 1, ["speedrun", *self.words]
             try:
                 main()
                 code = 0
             except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 1
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
             finally:
                 sys.stderr.flush()
                 os._exit(code)
@@ -202,10 +203,21 @@ class Servers:
             served = Served(self.world, self.honest, _port(out), pid, heard, run, self.healthy)
             yield served
         finally:
-            os.kill(pid, signal.SIGINT)
-            _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+            code = _ended(pid)
         assert code in (0, 130), f"the server ended with {code}: {heard.read_text()[-500:]}"
+
+
+def _ended(pid: int) -> int:
+    """The exit code of a server that is told to end."""
+    os.kill(pid, signal.SIGINT)
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _port(out: Path) -> int:
@@ -232,7 +244,7 @@ PATHS = (
 )  # fmt: skip
 
 
-def completion(rng: Random, _: World) -> bytes:
+def completion(rng: Random) -> bytes:
     """A call with some of its values spoilt, or another request that is HTTP."""
     kind = rng.randrange(10)
     if kind == 0:
@@ -250,16 +262,16 @@ def completion(rng: Random, _: World) -> bytes:
     return a_request("POST", "/v1/completions", body, Content_Type=content)
 
 
-def looking(rng: Random, _: World) -> bytes:
+def looking(rng: Random) -> bytes:
     path = rng.choice(("/", "/data.json", "/data.json", "/x", "//", "/data.json?x", "/%2e%2e/"))
     said = text(rng).encode("ascii", "replace").decode()
-    headers = {"If-None-Match": re.sub(r"[^ -~]", "?", said)[:200]} if rng.random() < 0.3 else {}
-    return a_request(rng.choice(("GET", "GET", "GET", "POST", "HEAD2")), path, **headers)
+    known = re.sub(r"[^ -~]", "?", said)[:200] if rng.random() < 0.3 else "none"
+    return a_request(rng.choice(("GET", "GET", "GET", "POST", "HEAD2")), path, If_None_Match=known)
 
 
 def requests(world: World) -> list[Servers]:
     watch = ("report", "run0", "--watch", "--port", "0")
     return [
-        Servers("serve", 1.5, world, ("serve", "run0", "--port", "0"), completion, "/v1/models"),
-        Servers("watch", 0.7, world, watch, looking, "/data.json", batch=200),
+        Servers("serve", 1.2, world, ("serve", "run0", "--port", "0"), completion, "/v1/models"),
+        Servers("watch", 0.8, world, watch, looking, "/data.json", batch=200),
     ]

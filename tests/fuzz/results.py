@@ -61,5 +61,5 @@ def results(world: World) -> list[Verbs]:
     return [
         Verbs("reports", 1.0, reports),
         Verbs("leaderboards", 0.5, boards),
-        Verbs("losses", 0.5, losses),
+        Verbs("losses", 0.4, losses),
     ]

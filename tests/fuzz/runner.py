@@ -190,7 +190,8 @@ class Runner:
     def _fault(self, target: Target, case: int, about: str) -> None:
         first = about.partition("\n")[0]
         known = self.faults.setdefault(f"{target.name}: {first}", [])
-        known.append(f"{target.name}:{case}")
+        # What goes wrong between cases, such as at the end of a server, has no number.
+        known.append(f"{target.name}:{case}" if case >= 0 else target.name)
         if len(known) == 1:
             print(f"\nFAULT in {target.name}: {about[:SHOWN]}")
             print(f"input:     {_kept(self.keep, target, self.seed, case)}")

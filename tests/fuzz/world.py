@@ -5,6 +5,7 @@ Everything comes from the command line itself, or is what the repository holds.
 
 from __future__ import annotations
 
+import functools
 import gc
 import gzip
 import importlib
@@ -15,8 +16,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer.main
+
 import speedrun
-from speedrun.cli import main
+from speedrun.cli import app, main
 from speedrun.config import files
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -44,6 +47,8 @@ every = 2
 [machine]
 threads = 1
 """
+# But pyarrow, which starts a thread that no fork takes along.
+LATER = ("torch._dynamo", "rich._emoji_codes", "pydantic.dataclasses")
 TINY = (
     "model.layers=2", "model.width=16", "model.heads=2", "batch.length=64", "batch.tokens=128",
     "validation.tokens=256", "validation.every=2", "train.steps=2", "machine.threads=1",
@@ -97,6 +102,11 @@ class World:
         for module in pkgutil.walk_packages(speedrun.__path__, "speedrun."):
             if module.name.rpartition(".")[2] not in ("__main__", "modeling_speedrun"):
                 importlib.import_module(module.name)
+        for name in LATER:
+            importlib.import_module(name)
+        # Building the command line takes 30 ms, longer than most cases: it is built once.
+        typer.main.get_command = functools.cache(typer.main.get_command)
+        typer.main.get_command(app)
         gc.freeze()
         tracks = self.root / "tracks"
         shutil.copytree(files.FOLDERS["track"], tracks, dirs_exist_ok=True)
