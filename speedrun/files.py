@@ -77,7 +77,7 @@ def parse_json(data: str | bytes) -> Any:
     try:
         found = json.loads(data)
         # Only an escape can stand for half of a pair, which nothing could write as UTF-8 again.
-        if ("\\u" if isinstance(data, str) else b"\\u") in data:
+        if (data.find("\\u") if isinstance(data, str) else data.find(b"\\u")) >= 0:
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

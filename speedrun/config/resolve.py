@@ -116,6 +116,8 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
         node = tree
         for part in path:
             node = node.setdefault(part, {})
+            if not isinstance(node, dict):  # of a stored config: others are looked at key by key
+                raise ConfigError(f"{key} cannot be set: {part} is a value there and not a table")
         node[last] = value
     return tree
 

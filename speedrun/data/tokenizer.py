@@ -120,7 +120,13 @@ class Tokenizer(ABC):
         """Write the tokenizer; the spec goes last, so half a folder never passes for whole."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SPEC_FILE).unlink(missing_ok=True)
-        spec = {"spec": self.spec, "vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
+        spec = {
+            "spec": self.spec,
+            "vocab_size": self.vocab_size,
+            "fingerprint": self.fingerprint,
+            # Other tools read more of the files than the ids, of which the fingerprint is.
+            "files": {name: hashlib.sha256(data).hexdigest() for name, data in self.files.items()},
+        }
         for name, data in self.files.items():
             write_atomically(folder / name, data)
         write_atomically(folder / SPEC_FILE, json.dumps(spec, indent=1).encode())
@@ -225,6 +231,18 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer = _bpe_from_json(text, read_stored(folder / BPE_FILE))
     else:
         tokenizer = ByteTokenizer() if spec.kind == "byte" else load_gpt2(folder)
+    for name, data in tokenizer.files.items():
+        # Those that an older version stored have no hashes.
+        if "files" in stored and not _is_stored(stored["files"], name, data):
+            raise DataError(
+                f"{folder / name} is not the file that was saved (SHA-256 "
+                f"{hashlib.sha256(data).hexdigest()[:12]}): restore it, or build the dataset again"
+            )
+    if stored.get("vocab_size", tokenizer.vocab_size) != tokenizer.vocab_size:
+        raise DataError(
+            f"{path} says {stored['vocab_size']!r} ids and {text} has {tokenizer.vocab_size:,}: "
+            "build the dataset again"
+        )
     if tokenizer.fingerprint != fingerprint:
         raise DataError(
             f"the tokenizer in {folder} encodes differently from the one it was saved as "
@@ -232,6 +250,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             "build the dataset again"
         )
     return tokenizer
+
+
+def _is_stored(files: object, name: str, data: bytes) -> bool:
+    return isinstance(files, dict) and files.get(name) == hashlib.sha256(data).hexdigest()
 
 
 def load_gpt2(

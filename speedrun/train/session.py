@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,22 +40,6 @@ from speedrun.train.world import World
 USUAL_THRESHOLD = (700, 10, 10)  # Python's own
 
 
-@contextmanager
-def _told_of_memory() -> Iterator[None]:
-    """Memory that is not there is a matter of settings: a sentence, wherever it was asked for."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        # torch has a kind of its own for GPUs alone.
-        kinds = (MemoryError, torch.OutOfMemoryError)
-        if not isinstance(error, kinds) and "allocate memory" not in str(error):
-            raise
-        raise RunError(
-            "out of memory: set a smaller machine.microbatch, batch.length or model; `speedrun "
-            "train ... --dry-run` says what a config takes"
-        ) from error
-
-
 def run_training(
     config: Config, run: RunFolder, dataset: Path, display: Display, world: World, request: Request
 ) -> tuple[Summary, int]:
@@ -63,7 +47,7 @@ def run_training(
 
     What may fail by a user's mistake stands in `world.together()`, where no rank waits for another.
     """
-    with _told_of_memory(), ExitStack() as stack:
+    with ExitStack() as stack:
         step = START
         with world.together():
             if world.first:

@@ -224,3 +224,10 @@ def test_what_no_machine_computes_is_refused(override: str) -> None:
     """Each of them ended in an OverflowError, a crash, or did not end."""
     with pytest.raises(ConfigError, match="input should be less than or equal to"):
         resolve("modern", "nano", [override])
+
+
+def test_a_stored_table_that_is_a_value_too_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('"model.layers" = 3\n[model.layers]\nx = 1\n')
+    with pytest.raises(ConfigError, match=r"model\.layers\.x cannot be set: layers is a value"):
+        from_toml(path)

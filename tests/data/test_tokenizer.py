@@ -197,3 +197,26 @@ def test_gpt2_from_files(tmp_path: Path) -> None:
     assert np.array_equal(
         load_gpt2(tmp_path / "saved", merges, vocabulary).encode("for x"), BPE.encode("for x")
     )
+
+
+def test_a_stored_file_of_which_any_byte_changed_is_refused(tmp_path: Path) -> None:
+    """The merges are for other tools: what stood there instead was exported with the run."""
+    train_bpe(["aa bb aa bb"] * 20, 259).save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    whole = file.read_text()
+    load_tokenizer(tmp_path)
+    for changed in (whole.replace('"merges": [', '"merges": [["x", "y"],'), whole + " "):
+        assert changed != whole
+        file.write_text(changed)
+        with pytest.raises(DataError, match=r"tokenizer\.json is not the file that was saved"):
+            load_tokenizer(tmp_path)
+    file.write_text(whole)
+    spec = json.loads((tmp_path / "spec.json").read_text())
+    wrongs: list[dict[str, object]] = [{"vocab_size": 260}, {"files": []}, {"files": {}}]
+    for wrong in wrongs:
+        (tmp_path / "spec.json").write_text(json.dumps(spec | wrong))
+        with pytest.raises(DataError, match=r"says 260 ids|is not the file that was saved"):
+            load_tokenizer(tmp_path)
+    older = {key: value for key, value in spec.items() if key != "files"}
+    (tmp_path / "spec.json").write_text(json.dumps(older))
+    load_tokenizer(tmp_path)

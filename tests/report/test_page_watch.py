@@ -88,7 +88,7 @@ def test_what_it_does_not_do_is_one_line(server: Server) -> None:
         code, said, headers = ask(server, "/", method)
         assert (code, headers["Content-Type"]) == (405, "text/plain; charset=utf-8")
         assert said == "this server answers GET and HEAD only\n"
-    with socket.create_connection(server.server_address[:2], PATIENCE) as client:
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), PATIENCE) as client:
         client.sendall(b"GET / HTTP/9.9\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer == b"Invalid HTTP version (9.9)\n"

@@ -250,6 +250,16 @@ def test_weights_that_do_not_read_back_are_not_exported(
     assert not (tmp_path / "out").exists()
 
 
+def test_records_that_were_changed_are_refused_before_anything_is_evaluated(
+    make: Make, tmp_path: Path
+) -> None:
+    run, said = make("modern"), list[str]()
+    run.forced.write_text('{"not": "a list"}')
+    with pytest.raises(RunError, match=r"forced\.json is not a list of sentences"):
+        export(run.path, tmp_path / "out", say=said.append)
+    assert said == []
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, tmp_path / "out")

@@ -46,7 +46,7 @@ def test_every_reader_passes_over_what_is_no_record(tmp_path: Path) -> None:
     """A step that is a list ended a resume, a loss that is a text ended a page."""
     run = made_run(tmp_path / "run", made_config())
     honest, page = run.validation_losses(), page_data([run])
-    spoilt = [
+    spoilt: list[dict[str, Any]] = [
         {"step": [1]},
         {"loss": "x"},
         {"loss": {}},

@@ -163,18 +163,6 @@ def test_validation_may_see_further_than_training(tiny: Make, tiny_dataset: Path
         tiny("batch.length=512", "batch.tokens=1024", "validation.tokens=1024", words[-1])
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory: 9 bytes")])
-def test_memory_that_is_not_there_is_a_sentence(
-    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def no_room(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(Trainer, "step", no_room)
-    with pytest.raises(RunError, match=r"out of memory: set a smaller machine\.microbatch"):
-        train(tiny(), tmp_path / "run")
-
-
 def test_a_folder_in_use_on_another_host_is_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

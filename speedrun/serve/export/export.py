@@ -38,6 +38,7 @@ def export(
         raise ConfigError(f"--to {quoted(to)} is not known: use {HF} or {WEIGHTS}")
     refuse_if_taken(out.resolve(), force=force)  # before minutes are spent on losses
     loaded = load_run(run)
+    loaded.run.read_forced()  # which is refused if it was changed, likewise
     say("evaluating its weights on its validation rows, for the card")
     facts = {"format": to, **facts_of(loaded, out, to)}
     parameters = facts["parameters"]
