@@ -8,17 +8,17 @@ of everything that it depends on.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from speedrun.files import cache_home, has_sha256
+from speedrun.locks import held
 from speedrun.model.native import cpu, prebuilt
 from speedrun.model.native.build import Build, chosen, version_of
 from speedrun.model.native.prebuilt import Found
@@ -90,7 +90,8 @@ def _kept(build: Build, library: Path) -> tuple[ctypes.CDLL | None, str]:
     """The library, built unless it is there and whole; or the compiler's complaint."""
     if found := load_whole(library):
         return found, ""
-    with _locked(library.parent):
+    # Of the ranks that start together one builds and the others wait.
+    with held(library.with_suffix(".lock"), wait=True):
         if found := load_whole(library):  # built by another process meanwhile
             return found, ""
         return _built(build, library)
@@ -111,19 +112,6 @@ def load_whole(library: Path) -> ctypes.CDLL | None:
         if has_sha256(library, library.with_suffix(".sha256").read_text().strip()):
             return ctypes.CDLL(str(library))
     return None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A lock: of the ranks that start together on a host, one builds and the others wait."""
-    # A file, open for writing: over NFS nothing else can be locked.
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        with suppress(OSError):  # no locks here: each builds, the last rename wins
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def cache_folder() -> Path:
