@@ -18,6 +18,7 @@ from speedrun.files import finite, parse_json, write_json
 
 Model = TypeVar("Model", bound=BaseModel)
 Error = type[SpeedrunError]
+MOST = 1e40  # more than a 32-bit float holds, and than 64 bits count
 
 
 class Summary(BaseModel, frozen=True, strict=True):
@@ -124,11 +125,22 @@ class Environment(BaseModel, frozen=True, strict=True):
 
 def read_json(path: Path, error: Error = RunError) -> Any:
     try:
-        return parse_json(path.read_bytes())
+        found = parse_json(path.read_bytes())
+        _refuse_huge(found)
+        return found
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}") from None
     except ValueError as problem:
         raise error(f"{path} cannot be read as JSON: {problem}") from None
+
+
+def _refuse_huge(found: Any) -> None:
+    """Numbers that no run has, of which squares and sums would be none at all."""
+    inside = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    for value in inside:
+        _refuse_huge(value)
+    if isinstance(found, (int, float)) and MOST <= abs(found) < math.inf:
+        raise ValueError(f"a number in it is beyond {MOST:g}")
 
 
 def validated(

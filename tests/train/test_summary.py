@@ -68,3 +68,13 @@ def test_an_environment_keeps_all_it_was_given(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no JSON object"):
         Environment.read(path)
     assert Environment.read(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("number", ["1e300", "-1e41", "1" + 60 * "0"])
+def test_a_number_that_no_run_has_is_refused(tmp_path: Path, number: str) -> None:
+    """Its square is none: `verify` ended in an OverflowError."""
+    path = tmp_path / "summary.json"
+    made_summary().write(path)
+    path.write_text(path.read_text().replace('"val_loss": 3.0', f'"val_loss": {number}'))
+    with pytest.raises(RunError, match=r"a number in it is beyond 1e\+40; delete it"):
+        Summary.read(path)
