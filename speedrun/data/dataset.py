@@ -90,7 +90,7 @@ class Manifest:
             if split.tokens != (held := sum(shard.tokens for shard in split.shards)):
                 return f"split {name} claims {split.tokens} tokens but its shards hold {held}"
             for shard in split.shards:
-                if Path(shard.file).name != shard.file:
+                if Path(shard.file).name != shard.file or not shard.file.isprintable():
                     return f"shard name {shard.file!r} is not a plain file name"
         return None
 

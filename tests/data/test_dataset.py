@@ -114,6 +114,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     shard = json.loads(whole)["splits"]["val"]["shards"][0]
     outside = {"tokens": shard["tokens"], "documents": 1, "bytes": 1}
     outside["shards"] = [{**shard, "file": "../other.bin"}]
+    unreadable = {**outside, "shards": [{**shard, "file": "a\0b.bin"}]}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"format": 2}, "format 2"),
         ({"eot": 10}, "eot 10"),
@@ -123,6 +124,7 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
         ({"splits": {"train": {"tokens": 1}}}, "documents"),
         ({"splits": {"train": {**outside, "tokens": 3}}}, "claims 3 tokens"),
         ({"splits": {"train": outside}}, r"'../other.bin' is not a plain"),
+        ({"splits": {"train": unreadable}}, r"'a\\x00b.bin' is not a plain"),
     ]
     for changes, sentence in cases:
         path.write_text(whole)
