@@ -292,6 +292,10 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(mode="json"))
 
 
+# What the config of a run has said in every version; later keys are missing in older runs.
+STORED = ("recipe", "track", "model.layers", "model.width", "batch.tokens", "train.seed")
+
+
 def from_toml(path: Path) -> Config:
     """A config stored with a run."""
     try:
@@ -301,4 +305,8 @@ def from_toml(path: Path) -> Config:
             f"{path} cannot be read as a stored config: {error}; restore it from a copy"
         ) from None
     values = {MOVED.get(key, key): value for key, value in stored.items()}
-    return _validate(values, dict.fromkeys(values, path.name))
+    config = _validate(values, dict.fromkeys(values, path.name))
+    for key in STORED:
+        if key not in values:
+            raise ConfigError(f"{path} states no {key}: it was cut or changed; put a copy back")
+    return config

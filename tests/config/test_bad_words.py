@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from speedrun.config.fields import SEEDS
-from speedrun.config.resolve import from_toml, parse_override, resolve
+from speedrun.config.resolve import STORED, from_toml, parse_override, resolve, to_toml
 from speedrun.errors import ConfigError
 from speedrun.science.space import Budget, Range
 from speedrun.science.until import Until
@@ -77,6 +78,24 @@ def test_files_that_are_no_toml(text: str, tmp_path: Path) -> None:
         path.write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(ConfigError, match=r"is not valid TOML|cannot be read"):
             read(path)
+
+
+@pytest.mark.parametrize("key", STORED)
+def test_a_stored_config_that_lost_a_key_is_not_completed_by_defaults(
+    key: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match="states no recipe"):
+        from_toml(path)
+    whole = to_toml(resolve("modern", "nano").config)
+    path.write_text(whole)
+    assert from_toml(path).recipe == "modern"
+    table, _, name = key.rpartition(".")
+    before, mark, after = whole.partition(f"[{table}]") if table else ("", "", whole)
+    path.write_text(before + mark + re.sub(rf"^{name} = .*$", "", after, count=1, flags=re.M))
+    with pytest.raises(ConfigError, match=f"states no {key}"):
+        from_toml(path)
 
 
 def test_a_recipe_named_by_its_path_names_no_folder(tmp_path: Path) -> None:

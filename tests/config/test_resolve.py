@@ -166,7 +166,7 @@ def test_a_stored_config_with_old_names_is_read(tmp_path: Path) -> None:
     stored = tmp_path / "config.toml"
     stored.write_text(
         'recipe = "modern"\ntrack = "nano"\n[attention]\nbackend = "dense"\n'
-        "[batch]\nmicrobatch = 2\n"
+        "[model]\nlayers = 4\nwidth = 96\n[batch]\ntokens = 8192\nmicrobatch = 2\n"
         '[train]\nthreads = 3\ndevice = "cpu"\nprecision = "fp32"\ncompile = "block"\nseed = 4\n'
     )
     config = from_toml(stored)

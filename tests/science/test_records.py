@@ -196,7 +196,7 @@ def test_missing_and_damaged_files_are_one_sentence(
 def test_an_empty_config_is_not_taken_for_the_defaults(board: Board, tmp_path: Path) -> None:
     (*_, last) = runs = board.copies(tmp_path)
     (last / "config.toml").write_text("")
-    refused(runs, "adds up", "recipe is 'modern' by summary.json and ''")
+    refused(runs, "whole records", "states no recipe")
 
 
 def test_a_run_that_weighs_other_than_its_config_says(board: Board, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,44 +83,72 @@ def parameters_of(routine: str) -> tuple[Parameter, ...]:
 ROUTINES = tuple(_TEXTS)
 
 
+@functools.cache
+def _places(routine: str) -> tuple[list[int], list[int], list[tuple[Any, ...]]]:
+    """Where sizes and other numbers stand, and what each tensor must be, by place."""
+    parameters = parameters_of(routine)
+    place = {one.name: i for i, one in enumerate(parameters)}
+    tensors = [
+        (i, one.dtype, [place[part] for part in one.size if isinstance(part, str)],
+         math.prod(part for part in one.size if isinstance(part, int)), 1 + one.halved)
+        for i, one in enumerate(parameters)
+        if one.dtype is not None
+    ]  # fmt: skip
+    numbers = [i for i, one in enumerate(parameters) if one.dtype is None]
+    real = [i for i in numbers if parameters[i].real]
+    return [i for i in numbers if i not in real], real, tensors
+
+
 def checked(
     routine: str, arguments: Sequence[Tensor | float | None]
 ) -> list[Tensor | int | float | None]:
-    """The arguments as C++ can take them: contiguous tensors of the sizes stated, and numbers."""
-    parameters = parameters_of(routine)
-    if len(arguments) != len(parameters):
-        raise TypeError(f"{routine} takes {len(parameters)} arguments, not {len(arguments)}")
-    sizes = {
-        parameter.name: x
-        for parameter, x in zip(parameters, arguments, strict=True)
-        if parameter.dtype is None and not parameter.real
-    }
-    if not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
-        raise TypeError(f"{routine} takes sizes that are whole and not negative, not {sizes}")
-    return [
-        _checked(routine, parameter, x, sizes)  # type: ignore[arg-type]  # sizes are integers
-        for parameter, x in zip(parameters, arguments, strict=True)
-    ]
+    """The arguments as C++ can take them: contiguous tensors of the sizes stated, and numbers.
+
+    Written for speed as long as all is well, since a step makes a hundred calls.
+    """
+    sizes, real, tensors = _places(routine)
+    made: list[Any] = [*arguments]
+    if len(made) != len(sizes) + len(real) + len(tensors):
+        raise TypeError(f"{routine} takes other arguments than these {len(made)}")
+    for i in sizes:
+        if type(made[i]) is not int or made[i] < 0:
+            raise TypeError(f"{routine} takes whole sizes that are not negative, not {made[i]!r}")
+    for i in real:
+        made[i] = _number(routine, parameters_of(routine)[i], made[i])
+    for i, dtype, factors, count, divisor in tensors:
+        x = made[i]
+        for factor in factors:
+            count *= made[factor]
+        if (
+            not isinstance(x, Tensor)
+            or x.dtype is not dtype
+            or x.numel() != count // divisor
+            or not x.is_cpu
+            or not x.is_contiguous()
+        ):
+            made[i] = _checked(routine, parameters_of(routine)[i], x, count // divisor)
+    return made
+
+
+def _number(routine: str, parameter: Parameter, x: Tensor | float | None) -> float:
+    if isinstance(x, Tensor) or x is None:
+        raise TypeError(f"{routine} takes {parameter.name} as a number")
+    return float(x)
 
 
 def _checked(
-    routine: str, parameter: Parameter, x: Tensor | float | None, sizes: dict[str, int]
-) -> Tensor | int | float | None:
-    def wrong(what: str) -> ValueError:
-        return ValueError(f"{routine} takes {parameter.name} {what}")
-
-    if parameter.dtype is None:
-        if isinstance(x, Tensor) or x is None:
-            raise wrong("as a number")
-        return float(x) if parameter.real else int(x)
+    routine: str, parameter: Parameter, x: Tensor | float | None, size: int
+) -> Tensor | None:
+    """A tensor that is not at once what it should be: None, copied into one piece, or refused."""
     if x is None and parameter.optional:
         return None
+    wrong = ""
     if not isinstance(x, Tensor) or x.dtype != parameter.dtype or x.device.type != "cpu":
-        raise wrong(f"as a tensor of {parameter.dtype} on the CPU")
-    size = math.prod(sizes[part] if isinstance(part, str) else part for part in parameter.size)
-    if x.numel() != (size // 2 if parameter.halved else size):
-        stated = "*".join(map(str, parameter.size)) + ("/2" if parameter.halved else "")
-        raise wrong(f"with {stated} elements by {sizes}, not {tuple(x.shape)}")
-    if parameter.written and not x.is_contiguous():
-        raise wrong("in one piece, to write to it")
-    return x.contiguous()
+        wrong = f"as a tensor of {parameter.dtype} on the CPU"
+    elif x.numel() != size:
+        wrong = f"with {size} elements by its sizes, not {tuple(x.shape)}"
+    elif parameter.written:
+        wrong = "in one piece, to write to it"
+    else:
+        return x.contiguous()
+    raise ValueError(f"{routine} takes {parameter.name} {wrong}")
