@@ -221,7 +221,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / SPEC_FILE
     try:
         stored = parse_json(path.read_bytes())
-        text, fingerprint = stored["spec"], stored["fingerprint"]
+        text, fingerprint, size = stored["spec"], stored["fingerprint"], stored["vocab_size"]
         spec = parse_spec(text)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
         raise DataError(
@@ -238,9 +238,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
                 f"{folder / name} is not the file that was saved (SHA-256 "
                 f"{hashlib.sha256(data).hexdigest()[:12]}): restore it, or build the dataset again"
             )
-    if stored.get("vocab_size", tokenizer.vocab_size) != tokenizer.vocab_size:
+    if size != tokenizer.vocab_size:
         raise DataError(
-            f"{path} says {stored['vocab_size']!r} ids and {text} has {tokenizer.vocab_size:,}: "
+            f"{path} says {size!r} ids and {text} has {tokenizer.vocab_size:,}: "
             "build the dataset again"
         )
     if tokenizer.fingerprint != fingerprint:
