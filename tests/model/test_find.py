@@ -299,6 +299,15 @@ def test_a_limit_on_files_is_a_full_disk_too(machine: Machine) -> None:
     assert machine.found().note == ""
 
 
+def test_a_home_from_which_nothing_can_be_run(machine: Machine) -> None:
+    """What it builds does not load there, but does from a folder for temporary files."""
+    write = 'while [ "$1" != -o ]; do shift; done; echo text > "$2"; exit'
+    machine.compiler(f'case "$*" in *"-o {machine.home}"*) {write};; esac')
+    assert "cannot be kept" in machine.found().note
+    machine.compiler(write)
+    assert "a folder with room for them, from which programs may be run" in machine.refusal()
+
+
 def test_compilers_of_several_words(machine: Machine) -> None:
     """Such as "ccache g++"."""
     script, wrapper = machine.compiler(), machine.folder / "wrapper"
@@ -328,7 +337,7 @@ def test_an_empty_name_is_no_name(machine: Machine, value: str) -> None:
     machine.set("CXX", value)
     machine.set("PATH", str(machine.folder))
     refusal = machine.refusal()
-    assert refusal == "no C++ compiler (g++ or clang++) is found; install g++"
+    assert refusal.startswith("no C++ compiler (g++ or clang++) is found; install g++; no kernels")
     machine.compiler().rename(machine.folder / "clang++")
     machine.set("CXX", value)
     machine.set("PATH", f"{machine.folder}:/bin:/usr/bin" if shutil.which("g++") else "")

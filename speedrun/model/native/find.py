@@ -42,7 +42,7 @@ def find_kernels() -> Found | str:
         return ready
     builds = chosen("native" if asked == "1" else asked)
     made = builds if isinstance(builds, str) else build_or_find(builds)
-    return made if isinstance(made, str) else replace(made, why=ready)
+    return f"{made}; {ready}" if isinstance(made, str) else replace(made, why=ready)
 
 
 def build_or_find(builds: Sequence[Build]) -> Found | str:
@@ -51,8 +51,8 @@ def build_or_find(builds: Sequence[Build]) -> Found | str:
         return _first(builds)
     except OSError as error:  # no room anywhere, or a compiler that cannot be run
         return (
-            f"the kernels cannot be built: {error}; free some space, or set SPEEDRUN_HOME or "
-            "TMPDIR to a folder that has it"
+            f"the kernels cannot be built: {error}; set SPEEDRUN_HOME or TMPDIR to a folder with "
+            "room for them, from which programs may be run"
         )
 
 
@@ -87,7 +87,7 @@ def _first(builds: Sequence[Build]) -> Found | str:
 
 
 def _kept(build: Build, library: Path) -> tuple[ctypes.CDLL | None, str]:
-    """The library, built unless it is there and whole; or the compiler's complaint."""
+    """The library, built unless it is there and whole; or the complaint about OpenMP or sources."""
     if found := load_whole(library):
         return found, ""
     # Of the ranks that start together one builds and the others wait.
@@ -102,7 +102,9 @@ def _built(build: Build, library: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, said
     try:
         return ctypes.CDLL(str(library)), ""
-    except OSError as error:
+    except OSError as error:  # OpenMP's routines are missing; or the disk is not to run things from
+        if not OPENMP.search(str(error)):
+            raise
         return None, f"the library does not load: {error}"
 
 
