@@ -244,7 +244,9 @@ def build(
         typer.Argument(help="stdlib, docstrings, files, folders, globs, hf:NAME[:SPLIT]."),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the new dataset.")],
-    tokenizer: Annotated[str, typer.Option(help="byte, bpe:N, gpt2 or gpt2:FOLDER.")] = "bpe:4096",
+    tokenizer: Annotated[
+        str, typer.Option(help="byte, bpe:N, bpe:..N (at most N), gpt2 or gpt2:FOLDER.")
+    ] = "bpe:..4096",
     val: Annotated[
         list[str] | None, typer.Option(help="For validation alone; may be given several times.")
     ] = None,
@@ -252,15 +254,24 @@ def build(
         list[str] | None, typer.Option(help="For the test alone; may be given several times.")
     ] = None,
     val_fraction: Annotated[
-        float, typer.Option(help="Share of documents kept for validation.", min=0, max=0.99)
-    ] = 0.05,
+        float | None,
+        typer.Option(
+            help="Share kept for validation; 0.05, more of a small text.", min=0, max=0.99
+        ),
+    ] = None,
     test_fraction: Annotated[
-        float, typer.Option(help="Share kept for the test; none of it with --val.", min=0, max=0.99)
-    ] = 0.05,
+        float | None,
+        typer.Option(
+            help="Share kept for the test, likewise; none of it with --val.", min=0, max=0.99
+        ),
+    ] = None,
     text_field: Annotated[str, typer.Option(help="JSONL field or parquet column.")] = "text",
     max_document_bytes: Annotated[
-        int, typer.Option(help="Longer text files are cut at line ends.", min=1)
-    ] = 65_536,
+        int | None,
+        typer.Option(
+            help="Longer text files are cut at line ends; 65536, less for one small file.", min=1
+        ),
+    ] = None,
     shard_tokens: Annotated[int, typer.Option(help="Tokens in a shard.", min=1)] = 100_000_000,
     force: Annotated[bool, typer.Option("--force", help="Replace a different dataset.")] = False,
 ) -> None:

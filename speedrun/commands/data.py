@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from speedrun.config.resolve import resolve
 from speedrun.data.dataset import MANIFEST, Dataset
 from speedrun.data.splits import TEST
 from speedrun.errors import DataError
 from speedrun.terminal.console import print_table, printable, sentence, size_text
+from speedrun.terminal.program import command, override
 from speedrun.terminal.progress import stage_progress
+
+SOME_IDS = 32  # of a document that cannot be decoded
 
 
 def build_command(
@@ -30,23 +32,24 @@ def build_command(
 
 
 def training_command(dataset: Dataset) -> str:
-    """How to train on a dataset, with what the nano track needs changed if it is small."""
-    config = resolve(track="nano").config
-    length, rows = config.batch.length, (dataset.split("val").tokens - 1) // config.batch.length
-    command = f"speedrun train record-18 --track nano data.dir={dataset.folder}"
-    if 0 < rows * length < config.validation.tokens:
-        command += f" validation.tokens={rows * length}"
-    return command
+    """How to train on a dataset; what does not fit it is made to fit."""
+    return command("train", "best", override("data.dir", str(dataset.folder)))
 
 
 def inspect_command(folder: Path, documents: int) -> None:
+    from speedrun.data.find import load_tokenizer_if_any
     from speedrun.data.inspect import first_documents
 
     dataset = _print_summary(folder)
-    for index, preview in enumerate(first_documents(dataset, count=documents) if documents else []):
-        length = "" if preview.tokens is None else f", {preview.tokens:,} tokens"
+    if not documents:
+        return
+    tokenizer, notes = load_tokenizer_if_any(dataset)
+    for note in notes:
+        print(f"\nids in place of text: {note}")
+    for index, found in enumerate(first_documents(dataset, tokenizer, count=documents)):
+        length = "" if found.tokens is None else f", {found.tokens:,} tokens"
         print(f"\n--- document {index}{length}")
-        print(printable(preview.text))
+        print(printable(found.text) if tokenizer else " ".join(map(str, found.ids[:SOME_IDS])))
 
 
 def verify_command(folder: Path) -> None:

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from speedrun.commands.sample import sample_command
+from speedrun.config.idle import idle
 from speedrun.config.resolve import Resolved, change, resolve, toml_text
 from speedrun.config.schema import Config
+from speedrun.data.dataset import Dataset
+from speedrun.data.fit import Fitted, name_of
 from speedrun.errors import ConfigError, quoted
 from speedrun.terminal.console import console, print_table, size_text
 from speedrun.terminal.program import command
@@ -17,13 +20,14 @@ from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
 
-PROMPT = "class Reader:\n    def __init__(self"  # of the text that a new model writes
+MUCH = 0.2  # share of the wall time spent on validation that is worth a word
 
 
 def train_command(request: Request) -> None:
     resolved, run = _resolve(request)
     config = resolved.config
-    config.microbatches(request.ranks or int(os.environ.get("WORLD_SIZE", "1")))
+    if not resolved.for_other_text:  # else its batch is known when its dataset is
+        config.microbatches(request.ranks or int(os.environ.get("WORLD_SIZE", "1")))
     if request.dry_run:
         print_dry_run(resolved, request.ranks or 1)
         return
@@ -38,14 +42,15 @@ def train_command(request: Request) -> None:
 
         if not request.resume:
             run.refuse_if_taken()
-        _dataset(config, talk=True)  # built once, before the ranks ask for it
+        fitted, _ = _dataset(resolved, talk=True)  # built once, before the ranks ask for it
+        fitted.config.microbatches(request.ranks)
         launch(request, run)
     if request.max_restarts:
         raise ConfigError(
             "--max-restarts cannot be used without --ranks: add --ranks N, or "
             "give it to torchrun, which then restarts"
         )
-    _train(config, run, request)
+    _train(resolved, run, request)
 
 
 def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
@@ -76,7 +81,7 @@ def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
     return resolved, RunFolder(folder) if folder else RunFolder.default(resolved.config)
 
 
-def _train(config: Config, run: RunFolder, request: Request) -> None:
+def _train(resolved: Resolved, run: RunFolder, request: Request) -> None:
     """As the only process, or as one of the ranks that torchrun has started."""
     from speedrun.terminal.display import choose_display
     from speedrun.train.build import choose_device
@@ -85,7 +90,7 @@ def _train(config: Config, run: RunFolder, request: Request) -> None:
     from speedrun.train.session import run_training
     from speedrun.train.world import World
 
-    world = World.join(choose_device(config.machine.device))
+    world = World.join(choose_device(resolved.config.machine.device))
     display = choose_display(console()) if world.first else Display()
     try:
         with world.watching_peers():
@@ -97,15 +102,13 @@ def _train(config: Config, run: RunFolder, request: Request) -> None:
             with world.together():
                 if world.first and not request.resume:
                     run.refuse_if_taken()  # before the work of building a dataset
-                dataset = _dataset(config, talk=world.first)
-            steps = f"{config.steps}"
-            if request.stop_after is not None and request.stop_after < config.steps:
-                steps = f"{request.stop_after} of {config.steps}"
-            display.note(
-                f"{config.recipe} on {config.track}: {steps} steps of "
-                f"{config.batch.tokens:,} tokens, run folder {run.path}"
-            )
-            summary, code = run_training(config, run, dataset, display, world, request)
+                fitted, dataset = _dataset(resolved, talk=world.first)
+                config = fitted.config
+                config.microbatches(world.size)
+            display.note(_header(config, run, request, fitted))
+            for note in (*fitted.notes, *idle(fitted.resolved)):
+                display.note(note)
+            summary, code = run_training(config, run, dataset, display, world, request, fitted)
     finally:
         display.close()
         world.leave()
@@ -115,14 +118,27 @@ def _train(config: Config, run: RunFolder, request: Request) -> None:
         sys.exit(exit_of_rank(code))
 
 
-def _dataset(config: Config, *, talk: bool) -> Path:
-    from speedrun.data.find import find_dataset
+def _dataset(resolved: Resolved, *, talk: bool) -> tuple[Fitted, Path]:
+    """The config as it fits its dataset, and that dataset, built if need be."""
+    from speedrun.data.find import find_dataset, fit_to_dataset
     from speedrun.terminal.progress import stage_progress
 
     if not talk:
-        return find_dataset(config)
+        return fit_to_dataset(resolved), find_dataset(resolved.config)
     with stage_progress() as progress:
-        return find_dataset(config, progress)
+        found = find_dataset(resolved.config, progress)
+    return fit_to_dataset(resolved), found
+
+
+def _header(config: Config, run: RunFolder, request: Request, fitted: Fitted) -> str:
+    steps = f"{config.steps}"
+    if request.stop_after is not None and request.stop_after < config.steps:
+        steps = f"{request.stop_after} of {config.steps}"
+    known = run.trained_on() if request.resume else None
+    usual = known.usual_text if known else fitted.usual_text
+    text = config.track if usual else f"{name_of(config)}, sized as {config.track}"
+    tokens = f"{config.batch.tokens:,} tokens"
+    return f"{config.recipe} on {text}: {steps} steps of {tokens}, run folder {run.path}"
 
 
 def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens: int) -> None:
@@ -132,16 +148,18 @@ def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens:
         print(f"stopped at step {summary.steps}; continue with: {on}")
         return
     can_write = run.tokenizer.exists()
+    known = run.trained_on()
+    prompt = known.prompt if known else ""
     if sample_tokens and can_write:
         from speedrun.serve.sampling import Sampling
 
         print("\nwhat it writes:")
         sampling = Sampling(temperature=1.0, top_k=40)
-        text = sample_command(run.path, prompt=PROMPT, tokens=sample_tokens, sampling=sampling)
-        run.log("sample", prompt=PROMPT, text=text)
+        text = sample_command(run.path, prompt=prompt, tokens=sample_tokens, sampling=sampling)
+        run.log("sample", prompt=prompt, text=text)
     print(f"\nrun folder: {run.path}")
     if can_write:
-        print(f"more text:  {command('sample', str(run.path), '--prompt', PROMPT)}")
+        print(f"more text:  {command('sample', str(run.path), '--prompt', prompt)}")
     if summary.steps < config.steps:
         print(f"go on:      {on}")
         print(f"            from step {summary.steps} to {config.steps}, bit for bit as if it had "
@@ -171,17 +189,26 @@ def _how_to_go_on(config: Config, run: RunFolder, summary: Summary) -> str:
 def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
     from speedrun.terminal.curve import draw
 
-    rows = run.read_metrics("train")
-    points = [(row["tokens"], row["loss"]) for row in rows if row["loss"] is not None]
-    dotted = f", dotted: the target {config.train.target:g}" if config.train.target else ""
-    print(f"\ntraining loss (nats per token) over tokens{dotted}")
-    print(draw(points, config.train.target))
+    if sys.stdout.isatty():  # a log keeps the lines of the steps instead
+        rows = run.read_metrics("train")
+        points = [(row["tokens"], row["loss"]) for row in rows if row["loss"] is not None]
+        dotted = f", dotted: the target {config.train.target:g}" if config.train.target else ""
+        print(f"\ntraining loss (nats per token) over tokens{dotted}")
+        print(draw(points, config.train.target))
+    known = run.trained_on()
     speed = f"{summary.tokens_per_second:,.0f} tokens/s"
-    facts = {
+    validating = ""
+    if (share := (summary.val_seconds or 0.0) / summary.wall_seconds) > MUCH:
+        validating = (
+            f"; {summary.val_seconds:.1f} s of it ({share:.0%}) validating every "
+            f"{config.validation.every} steps on {config.validation.tokens:,} tokens"
+        )
+    facts = {} if known is None or known.usual_text else {"text": known.told}
+    facts |= {
         "parameters": f"{summary.params:,}",
         "steps, tokens": f"{summary.steps:,}, {summary.tokens:,}",
         "training time": f"{summary.train_seconds:.1f} s ({speed})",
-        "wall time": f"{summary.wall_seconds:.1f} s, from the start of the process",
+        "wall time": f"{summary.wall_seconds:.1f} s, from the start of the process{validating}",
     }
     if summary.peak_memory_bytes is not None:
         facts["peak memory"] = size_text(summary.peak_memory_bytes)
@@ -213,12 +240,13 @@ def _beside_the_race(config: Config) -> str:
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:
     from speedrun.limits import least_memory, memory_bytes
-    from speedrun.train.estimate import estimate, vocab_size_of
+    from speedrun.train.estimate import estimate
 
-    config = resolved.config
-    rows = [(key, toml_text(value), origin) for key, value, origin in resolved.rows()]
+    fitted, vocab_size, about = _before_it_is_built(resolved)
+    config = fitted.config
+    config.microbatches(ranks)
+    rows = [(key, toml_text(value), origin) for key, value, origin in fitted.resolved.rows()]
     print_table(("key", "value", "from"), rows)
-    vocab_size = vocab_size_of(config)
     cost = estimate(config, vocab_size, ranks, memory_bytes())
     print()
     parameters = {**cost.parameters, "total": sum(cost.parameters.values())}
@@ -231,5 +259,28 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print(f"microbatches per step: {cost.microbatches}")
     rank = " a rank" if ranks > 1 else ""
     print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
+    for note in (*fitted.notes, *idle(fitted.resolved), *about):
+        print(note)
     if cost.memory_bytes * ranks > memory_bytes():
         print(f"that is more than there are, {least_memory()}: set a smaller batch.length or model")
+
+
+def _before_it_is_built(resolved: Resolved) -> tuple[Fitted, int, list[str]]:
+    """What can be told of a run whose dataset need not be there: config, vocabulary, notes."""
+    from speedrun.data.find import fit_to_dataset, known_dataset
+    from speedrun.data.shards import PUBLIC_VOCAB
+    from speedrun.train.estimate import vocab_size_of
+
+    config = resolved.config
+    folder = known_dataset(config)
+    if folder is None:
+        notes = []
+        if resolved.for_other_text:
+            notes = [f"{name_of(config)} is not built yet: values that do not fit it will be made "
+                     "smaller when the run begins"]  # fmt: skip
+        return Fitted(resolved), vocab_size_of(config), notes
+    if not folder.exists() and config.data.dir == resolved.usual_text.get("data.dir"):
+        fetch = command("data", "download", folder.name, "--out", config.data.dir)
+        note = f"{folder} is not here; the public vocabulary is assumed; to fetch it: {fetch}"
+        return Fitted(resolved), PUBLIC_VOCAB, [note]
+    return fit_to_dataset(resolved), Dataset.open(folder).vocab_size, []

@@ -2,6 +2,10 @@
 
 Later layers win: schema defaults, the recipe's chain, the track's chain, `key=value` overrides,
 command-line options. Every error names the key, the value, its origin and what is allowed.
+
+Whoever names another text (a dataset, sources, a tokenizer) than the built-in files do has not
+thought of the values that stand below it: `Resolved.for_other_text` lists them, and `data/fit.py`
+makes those fit that do not.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -22,9 +26,12 @@ from pydantic.fields import FieldInfo
 
 from speedrun.config.experiment import all_values
 from speedrun.config.fields import Section, Technique
-from speedrun.config.files import Kind, chain, flatten, is_path, read_toml
+from speedrun.config.files import Kind, chain, flatten, is_path, names, read_toml
 from speedrun.config.schema import MOVED, Config
 from speedrun.errors import ConfigError, quoted
+
+WINDOWS = ("attention.window_start", "attention.window_end", "validation.window")
+TEXT = ("data.dir", "data.sources", "data.tokenizer")  # the keys that say what is trained on
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,17 @@ class Resolved:
 
     config: Config
     origin: Mapping[str, str]
+    # Where somebody named a text: the keys that were set below, for another one, and what the
+    # built-in files say in its place.
+    for_other_text: frozenset[str] = frozenset()
+    usual_text: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_values(self, changes: Mapping[str, tuple[Any, str]]) -> Resolved:
+        """With other values, each with its origin."""
+        values = dict(flatten(self.config.model_dump()))
+        values |= {key: value for key, (value, _) in changes.items()}
+        origin = {**self.origin, **{key: source for key, (_, source) in changes.items()}}
+        return replace(self, config=_validate(values, origin), origin=origin)
 
     def rows(self) -> list[tuple[str, Any, str]]:
         return [
@@ -46,17 +64,17 @@ def schema_fields(
     model: type[BaseModel] = Config, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
     """Every key of the schema with its declaration."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from schema_fields(field.annotation, f"{prefix}{name}.")
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from schema_fields(info.annotation, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", field
+            yield f"{prefix}{name}", info
 
 
 @cache
 def describe() -> dict[str, str]:
     """Every key of the schema with its description."""
-    return {key: field.description or "" for key, field in schema_fields()}
+    return {key: info.description or "" for key, info in schema_fields()}
 
 
 def techniques(config: Config) -> dict[str, dict[str, Any]]:
@@ -64,8 +82,8 @@ def techniques(config: Config) -> dict[str, dict[str, Any]]:
     values = all_values(config)
     return {
         mark.name: {key: mark.off, **mark.also}
-        for key, field in schema_fields()
-        for mark in field.metadata
+        for key, info in schema_fields()
+        for mark in info.metadata
         if isinstance(mark, Technique)
         and (values[key] != mark.off if mark.on is None else values[key] == mark.on)
     }
@@ -191,11 +209,37 @@ class _Stack:
 
     values: dict[str, Any]
     origin: dict[str, str]
+    height: dict[str, int] = field(default_factory=dict)  # number of the layer that set a key
+    layers: list[bool] = field(default_factory=list)  # of each, whether it is a user's own
+    usual_text: dict[str, Any] = field(default_factory=dict)  # what the others say of the text
 
-    def lay(self, items: Iterable[tuple[str, Any]], source: str) -> None:
+    def lay(self, items: Iterable[tuple[str, Any]], source: str, *, users_own: bool = True) -> None:
         for key, value in items:
             check_known(key, source)
             self.values[key], self.origin[key] = value, source
+            self.height[key] = len(self.layers)
+            if key in TEXT and not users_own:
+                self.usual_text[key] = value
+        self.layers.append(users_own)
+
+    def for_other_text(self) -> frozenset[str]:
+        """All keys below the layer in which a user names the text; none where nobody does."""
+        named = max(self.height.get(key, -1) for key in TEXT)
+        if named < 0 or not self.layers[named]:
+            return frozenset()
+        return frozenset(key for key in describe() if self.height.get(key, -1) < named)
+
+    def shorten_windows(self) -> None:
+        """A row of a user's own length holds shorter windows than a recipe has."""
+        length = self.values.get("batch.length")
+        at = self.height.get("batch.length", -1)
+        if at < 0 or not self.layers[at] or not isinstance(length, int):
+            return
+        for key in WINDOWS:
+            window = self.values.get(key)
+            if self.height.get(key, -1) < at and isinstance(window, int) and window > length > 0:
+                self.values[key] = length
+                self.origin[key] = f"{window} of {self.origin[key]}, at most batch.length"
 
     def scale(self, key: str, written: Any, track: str) -> None:
         """Only what a recipe states is read anew; defaults have no size of their own."""
@@ -211,6 +255,7 @@ class _Stack:
             power = "" if scaling.power == 1 else f"^{scaling.power:g}"
             source = f"{named}{self.origin[scaling.of]}{power}"
             self.origin[key] = f"{source} x {scaling.factor:g} ({track})"
+            self.height[key] = len(self.layers)  # that of the track's values, which come next
 
 
 def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
@@ -246,11 +291,14 @@ def resolve(
             for layer in chain(kind, name):
                 for key, written in layer.notes.get("scale", {}).items():
                     stack.scale(key, written, layer.origin)
-                stack.lay(layer.values.items(), layer.origin)
+                users_own = layer.name not in names(kind)
+                stack.lay(layer.values.items(), layer.origin, users_own=users_own)
             stack.values[kind] = Path(name).stem if is_path(name) else name
     stack.lay(map(parse_override, overrides), "override")
     stack.lay((options or {}).items(), "option")
-    return Resolved(_validate(stack.values, stack.origin), stack.origin)
+    stack.shorten_windows()
+    config = _validate(stack.values, stack.origin)
+    return Resolved(config, stack.origin, stack.for_other_text(), stack.usual_text)
 
 
 def recipe_value(key: str, value: float, track: str) -> float:

@@ -47,6 +47,9 @@ BUILD = "build.json"
 BPE_SAMPLE_BYTES = 16 << 20
 BPE_SAMPLE_BYTES_PER_ID = 4 << 10
 FRACTION = 0.05  # of the documents, for validation and for the test
+# A small text gives more, for a loss on a few words says nothing: bytes to come near, and the share
+# that is the most.
+ENOUGH = {VAL: (2_048, 0.2), TEST: (1_024, 0.1)}
 COPIES = "documents left out, for held-out files have them too"
 HELD_OUT = "training documents left out, for validation or the test has them too"
 
@@ -57,11 +60,11 @@ def build_dataset(
     tokenizer: str,
     *,
     held_out: Mapping[str, Sequence[str]] | None = None,
-    val_fraction: float = FRACTION,
-    test_fraction: float = FRACTION,
+    val_fraction: float | None = FRACTION,
+    test_fraction: float | None = FRACTION,
     shard_tokens: int = SHARD_TOKENS,
     text_field: str = "text",
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_document_bytes: int | None = None,
     progress: ProgressCallback = lambda *_: None,
     force: bool = False,
     wait: bool = False,
@@ -73,12 +76,16 @@ def build_dataset(
 
     `held_out` names sources that are "val" or "test" alone. With files of its own a split takes
     nothing of the sources, and who names files for validation but none for a test has no test.
+    Fractions and a document limit of None follow from the size of the text.
     """
     named = {split: files for split, files in (held_out or {}).items() if files}
-    fractions = {
-        VAL: 0.0 if VAL in named else val_fraction,
-        TEST: 0.0 if named else test_fraction,
-    }
+    corpus = open_corpus(sources, held_out=named, text_field=text_field,
+                         max_document_bytes=max_document_bytes)  # fmt: skip
+    asked = {"val_fraction": val_fraction, "test_fraction": test_fraction,
+             "max_document_bytes": max_document_bytes}  # fmt: skip
+    by_size = [name for name, value in asked.items() if value is None]
+    val_fraction = _fraction(val_fraction, VAL, corpus.total_bytes)
+    test_fraction = _fraction(test_fraction, TEST, corpus.total_bytes)
     if not 0 < val_fraction < 1:
         raise ConfigError(
             f"a validation fraction of {val_fraction} is not between 0 and 1: use 0.05, say"
@@ -89,15 +96,18 @@ def build_dataset(
             f"fraction of {val_fraction}: lower one of them"
         )
     spec, options = checked_options(
-        tokenizer, fractions[VAL], fractions[TEST], shard_tokens, text_field, max_document_bytes
+        tokenizer,
+        0.0 if VAL in named else val_fraction,
+        0.0 if named else test_fraction,
+        shard_tokens,
+        text_field,
+        corpus.max_document_bytes,
     )
-    corpus = open_corpus(sources, held_out=named, text_field=text_field,
-                         max_document_bytes=max_document_bytes)  # fmt: skip
     out = out.expanduser().resolve()
     if not out.name:
         raise ConfigError(f"{out} cannot become a dataset: name a folder in it")
     with locked_folder(out.with_name(out.name + ".partial"), wait) as partial:
-        if not force and (existing := _existing(out, options)) is not None:
+        if not force and (existing := _existing(out, options, by_size)) is not None:
             if _scan(corpus, options, progress).fingerprint == existing.source_fingerprint:
                 return existing
             raise DataError(
@@ -113,6 +123,13 @@ def build_dataset(
         (partial / JOURNAL).unlink(missing_ok=True)
         swap_in(partial, out)
     return Manifest.load(out)
+
+
+def _fraction(given: float | None, split: str, size: int) -> float:
+    if given is not None:
+        return given
+    enough, most = ENOUGH[split]
+    return min(most, max(FRACTION, enough / size)) if size else FRACTION
 
 
 def build_notes(folder: Path) -> list[str]:
@@ -160,7 +177,7 @@ def _build(
         if tokenizer is None:
             journal.drop_shards(folder)
             texts = _training_texts(corpus, spec, journal.scan, report)
-            tokenizer = create_tokenizer(spec, texts)
+            tokenizer = create_tokenizer(spec.for_text(journal.scan.bytes), texts)
             tokenizer.save(folder / TOKENIZER)
             journal.tokenizer = tokenizer.fingerprint
             journal.save(folder)
@@ -337,14 +354,21 @@ def _stored_tokenizer(folder: Path, journal: Journal) -> Tokenizer | None:
     return tokenizer if tokenizer.fingerprint == journal.tokenizer else None
 
 
-def _existing(folder: Path, options: BuildOptions, strict: bool = True) -> Manifest | None:
-    """The manifest of a whole dataset with these options; with other ones an error if `strict`."""
+def _existing(
+    folder: Path, options: BuildOptions, by_size: Sequence[str] = (), *, strict: bool = True
+) -> Manifest | None:
+    """The manifest of a whole dataset with these options; with other ones an error if `strict`.
+
+    Options named in `by_size` follow from the size of the text: other ones mean other text.
+    """
     if not (folder / MANIFEST).exists():
         return None
     try:
         stored: dict[str, Any] = parse_json((folder / BUILD).read_bytes())["options"]
         other = [name for name, value in asdict(options).items() if stored.get(name) != value]
         reason = f"made with {other[0]} {stored.get(other[0])}" if other else ""
+        if other and other[0] in by_size:
+            reason = f"of other text, or {reason}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         reason = "without a readable record of how it was built"
     if not reason:

@@ -37,6 +37,9 @@ HUB = "hf:"
 MAX_DOCUMENT_BYTES = 65_536
 MIN_DOCUMENT_BYTES = 1_024
 WHOLE = 1 << 40  # a document limit no file reaches
+# A corpus of one file has to be cut, so that its end can be held out: into so many parts, or fewer.
+PARTS = 18
+SMALLEST_PART = 32
 
 # What a reader should know about a pass over the corpus: how often each of these came up.
 Notes = Counter[str]
@@ -97,6 +100,12 @@ class Corpus:
     def total_bytes(self) -> int:
         """Bytes on disk, for a progress bar; hub sources count as none."""
         return sum(source.size for source in self.sources if isinstance(source, SourceFile))
+
+    @property
+    def packed(self) -> bool:
+        """Whether bytes on disk are not those of the text."""
+        files = [source for source in self.sources if isinstance(source, SourceFile)]
+        return any(file.compression or file.kind == "parquet" for file in files)
 
     @property
     def cuts(self) -> bool:
@@ -177,7 +186,7 @@ def open_corpus(
     *,
     held_out: Mapping[str, Sequence[str]] | None = None,
     text_field: str = "text",
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_document_bytes: int | None = MAX_DOCUMENT_BYTES,
 ) -> Corpus:
     """Find the files behind `sources`; what is missing, empty or of no known kind is refused here.
 
@@ -189,11 +198,11 @@ def open_corpus(
     left out), a glob (`**` for any depth) or `hf:NAME[@CONFIG][:SPLIT]`. File names say how a file
     is read: JSON lines (.jsonl, .ndjson), .parquet, or text (.txt, .md, .py and other usual
     endings); all but parquet may be compressed (.gz, .zst). Other files in folders are left out and
-    counted.
+    counted. A document limit of None is the usual one, or less for a single small file.
     """
     if not sources:
         raise ConfigError("no source is given: name files, folders, globs, hf:NAME or stdlib")
-    if max_document_bytes < MIN_DOCUMENT_BYTES:
+    if max_document_bytes is not None and max_document_bytes < MIN_DOCUMENT_BYTES:
         raise ConfigError(
             f"a document limit of {max_document_bytes} bytes is too small: "
             f"use at least {MIN_DOCUMENT_BYTES}"
@@ -224,11 +233,28 @@ def open_corpus(
             for source in (held_out or {}).get(side, ())
         ),
     )
-    return Corpus(names, tuple(found), text_field, max_document_bytes, other_files)
+    limit = _document_limit(found) if max_document_bytes is None else max_document_bytes
+    return Corpus(names, tuple(found), text_field, limit, other_files)
+
+
+def _document_limit(sources: Sequence[SourceFile | HubSource]) -> int:
+    first = sources[0]
+    if len(sources) > 1 or isinstance(first, HubSource) or first.kind != "text":
+        return MAX_DOCUMENT_BYTES
+    return min(MAX_DOCUMENT_BYTES, max(SMALLEST_PART, first.size // PARTS))
 
 
 def _name(source: str) -> str:
-    return source if source in BUILT_IN or source.startswith(HUB) else Path(source).name
+    """A source as it is told: the name of a file or folder, a pattern with the folder it is in."""
+    if source in BUILT_IN or source.startswith(HUB):
+        return source
+    path = Path(source).expanduser()
+    if path.exists() or not glob.has_magic(source):
+        return path.resolve().name or source
+    parts = path.parts
+    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    home = Path(*parts[:first]).resolve().name
+    return "/".join([*([home] if first else []), *parts[first:]])
 
 
 def _find(source: str, other_files: Notes) -> list[SourceFile | HubSource]:

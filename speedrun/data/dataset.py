@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from speedrun.data.gpt2 import GPT2_FINGERPRINT
+from speedrun.data.gpt2 import GPT2_FINGERPRINT, GPT2_MERGES
 from speedrun.data.shards import (
     MAX_VOCAB,
     PUBLIC_EOT,
@@ -159,7 +159,11 @@ class Dataset:
         return self.manifest.tokenizer_fingerprint if self.manifest else GPT2_FINGERPRINT
 
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.folder / TOKENIZER) if self.manifest else load_gpt2()
+        """Of public shards GPT-2's, from files that lie beside them if there are any."""
+        if self.manifest:
+            return load_tokenizer(self.folder / TOKENIZER)
+        beside = any((self.folder / name).is_file() for name in GPT2_MERGES.names)
+        return load_gpt2(self.folder if beside else None)
 
 
 Shards = dict[Path, ShardInfo | None]  # files in order, with what the manifest knows of them

@@ -9,10 +9,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from speedrun.config.resolve import Resolved
 from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset, checked_options
-from speedrun.data.corpus import open_corpus
+from speedrun.data.corpus import HUB, open_corpus
 from speedrun.data.dataset import MANIFEST, Dataset
+from speedrun.data.fit import Fitted, fit, room_of
 from speedrun.data.known import recall, remember, stamp_of
 from speedrun.data.shards import KEEP_BYTES
 from speedrun.data.splits import TRAIN, VAL
@@ -31,18 +33,15 @@ def find_dataset(config: Config, progress: ProgressCallback = lambda *_: None) -
     builds.
     """
     data = config.data
-    if data.dir:
-        return Path(data.dir).expanduser()
-    _, options = checked_options(data.tokenizer, data.val_fraction, data.test_fraction)
-    # Spelled out: names of datasets that are built already must not change with a class's name.
-    facts = ", ".join(f"{name}={value!r}" for name, value in asdict(options).items())
-    stamp = stamp_of(data.sources, facts)
-    if stamp and (known := recall(stamp)) and (known / MANIFEST).exists():
+    if (known := known_dataset(config)) is not None:
         return known
+    _, options = checked_options(data.tokenizer, data.val_fraction, data.test_fraction)
+    facts, stamp = _facts_and_stamp(config)
     corpus = open_corpus(data.sources)
     text = f"{corpus.content_hash()} Options({facts})"
     key = hashlib.sha256(text.encode()).hexdigest()[:12]
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*corpus.names, options.tokenizer]))
+    names = [source if source.startswith(HUB) else Path(source).name for source in data.sources]
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join([*names, options.tokenizer]))
     out = cache_home() / "datasets" / f"{readable[:80].strip('-.')}-{key}"
     if not (out / MANIFEST).exists():
         build_dataset(
@@ -64,6 +63,31 @@ def built_datasets() -> list[Path]:
     with suppress(NoHomeError, OSError):
         return sorted((cache_home() / "datasets").glob("[!.]*/"))
     return []
+
+
+def known_dataset(config: Config) -> Path | None:
+    """The same where it is known without reading any text: a folder that is named, or built."""
+    if config.data.dir:
+        return Path(config.data.dir).expanduser()
+    _, stamp = _facts_and_stamp(config)
+    known = recall(stamp) if stamp else None
+    return known if known and (known / MANIFEST).exists() else None
+
+
+def _facts_and_stamp(config: Config) -> tuple[str, str | None]:
+    data = config.data
+    _, options = checked_options(data.tokenizer, data.val_fraction, data.test_fraction)
+    # Spelled out: names of datasets that are built already must not change with a class's name.
+    facts = ", ".join(f"{name}={value!r}" for name, value in asdict(options).items())
+    return facts, stamp_of(data.sources, facts)
+
+
+def fit_to_dataset(resolved: Resolved, progress: ProgressCallback = lambda *_: None) -> Fitted:
+    """A config as it fits its dataset, which is looked at where a user named the text."""
+    if not resolved.for_other_text:
+        return Fitted(resolved)
+    dataset = Dataset.open(find_dataset(resolved.config, progress))
+    return fit(resolved, room_of(dataset, resolved))
 
 
 def open_dataset(folder: Path, splits: Sequence[str] = (TRAIN, VAL)) -> Dataset:
@@ -88,4 +112,4 @@ def load_tokenizer_if_any(dataset: Dataset) -> tuple[Tokenizer | None, list[str]
     except DataError as error:
         if dataset.manifest is not None:
             raise
-        return None, [f"no bits per byte and no samples in this run: {error}"]
+        return None, [str(error)]

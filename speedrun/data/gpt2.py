@@ -97,7 +97,7 @@ def _fetch(file: PublicFile) -> bytes:
         raise DataError(
             f"GPT-2's {file.names[0]} is not in tiktoken's cache and {file.url} cannot be fetched "
             f"({_reason(error)}): connect once, or copy {GPT2_MERGES.names[0]} and "
-            f"{GPT2_VOCABULARY.names[0]} into a folder and use gpt2:FOLDER"
+            f"{GPT2_VOCABULARY.names[0]} beside public shards, or into a folder and use gpt2:FOLDER"
         ) from None
     if path := _cache_path(file):
         with suppress(OSError, SpeedrunError):  # a cache that cannot be written is no mistake

@@ -41,17 +41,24 @@ def hashed(
     corpus: Corpus, stage: str, report: ProgressCallback, notes: Notes | None = None
 ) -> Iterator[Hashed]:
     total, last, text_hash, whole = corpus.total_bytes, 0.0, b"", 0
-    report(stage, 0, total)
+    packed, size = corpus.packed, 0
+
+    def tell(read: int) -> None:
+        """Of packed files the bytes of text, and as many in all as it looks by now."""
+        report(stage, *((size, size * total // max(1, read)) if packed else (read, total)))
+
+    report(stage, 0, 0 if packed else total)
     for number, document in enumerate(corpus.documents(notes)):
         data = document.text.encode()
         own = hashlib.sha256(data).digest()
         if document.first:
             text_hash, whole = own, whole + 1
         yield Hashed(number, document.text, own, text_hash, len(data), document.side, whole)
+        size += len(data)
         if (now := time.monotonic()) - last > PROGRESS_SECONDS:
             last = now
-            report(stage, document.read, total)
-    report(stage, total, total)
+            tell(document.read)
+    tell(total)
 
 
 def batches(documents: Iterator[Hashed]) -> Iterator[list[Hashed]]:

@@ -14,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ BYTES = 256
 MIN_BPE = BYTES + 1  # every byte and the end-of-text token
 SPEC_FILE = "spec.json"
 BPE_FILE = "tokenizer.json"
-SPEC_EXAMPLES = "byte, bpe:4096, gpt2, or gpt2:FOLDER"
+SPEC_EXAMPLES = "byte, bpe:4096, bpe:..4096 (at most so many), gpt2, or gpt2:FOLDER"
+BYTES_PER_MERGE = 16  # of text, at least, for each id beside those of the bytes in `bpe:..N`
 
 # GPT-2's word splitter. Possessive quantifiers match the same words as the plain ones and keep a
 # megabyte of spaces from backtracking.
@@ -55,13 +56,20 @@ class TokenizerSpec:
     kind: str
     size: int = 0
     folder: Path | None = None
+    at_most: bool = False  # so many ids, or fewer if the text is too short for them
 
     def __str__(self) -> str:
-        return f"bpe:{self.size}" if self.kind == "bpe" else self.kind
+        return f"bpe:{'..' if self.at_most else ''}{self.size}" if self.kind == "bpe" else self.kind
+
+    def for_text(self, size: int) -> "TokenizerSpec":
+        """What it asks for of a text of so many bytes."""
+        if not self.at_most:
+            return self
+        return replace(self, size=min(self.size, MIN_BPE + size // BYTES_PER_MERGE))
 
 
 def parse_spec(spec: str) -> TokenizerSpec:
-    """`byte`, `bpe:N`, `gpt2` or `gpt2:FOLDER`, checked; anything else is a ConfigError."""
+    """`byte`, `bpe:N`, `bpe:..N`, `gpt2` or `gpt2:FOLDER`, checked; all else is a ConfigError."""
     kind, colon, rest = spec.partition(":")
     if kind == "gpt2" and (rest or not colon):
         return TokenizerSpec("gpt2", folder=Path(rest).expanduser() if rest else None)
@@ -69,15 +77,18 @@ def parse_spec(spec: str) -> TokenizerSpec:
         return TokenizerSpec("byte")
     if kind != "bpe":
         raise ConfigError(f"tokenizer {quoted(spec)} is not known: use {SPEC_EXAMPLES}")
-    if not re.fullmatch(r"[0-9]{1,9}", rest):
-        raise ConfigError(f"tokenizer {quoted(spec)} needs a vocabulary size, as in bpe:4096")
-    size = int(rest)
+    if not (found := re.fullmatch(r"(\.\.)?([0-9]{1,9})", rest)):
+        raise ConfigError(
+            f"tokenizer {quoted(spec)} needs a vocabulary size, as in bpe:4096, or bpe:..4096 for "
+            "one that a short text makes smaller"
+        )
+    size = int(found[2])
     if not MIN_BPE <= size <= MAX_VOCAB:
         raise ConfigError(
             f"tokenizer {spec!r} asks for {size:,} ids, but a BPE has {MIN_BPE} (every byte and "
             f"end-of-text) to {MAX_VOCAB:,} (16-bit shards): choose a size between"
         )
-    return TokenizerSpec("bpe", size)
+    return TokenizerSpec("bpe", size, at_most=found[1] is not None)
 
 
 class Tokenizer(ABC):
@@ -183,8 +194,11 @@ class BpeTokenizer(Tokenizer):
         return [encode(text, disallowed_special=()).astype(np.uint16) for text in texts]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn a byte-level BPE of exactly `vocab_size` ids, eot included; deterministic."""
+def train_bpe(texts: Iterable[str], vocab_size: int, *, at_most: bool = False) -> Tokenizer:
+    """Learn a byte-level BPE of exactly `vocab_size` ids, eot included; deterministic.
+
+    With `at_most` it has fewer where the texts repeat too little for so many.
+    """
     from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Library
 
@@ -200,11 +214,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     library.train_from_iterator(iter(texts), trainer)
     reached = library.get_vocab_size() + 1
-    if reached < vocab_size:
+    if reached < vocab_size and not at_most:
         raise DataError(
             f"{spec} needs more text: the training documents repeat enough to learn {reached:,} "
-            f"ids, so use bpe:{reached} or less, or add documents"
+            f"ids, so use bpe:{reached} or less, bpe:..{vocab_size} for as many as there are, or "
+            "add documents"
         )
+    spec = f"bpe:{reached}"
     library.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     return _bpe_from_json(spec, (library.to_str(pretty=True) + "\n").encode())
 
@@ -212,7 +228,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def create_tokenizer(spec: TokenizerSpec, training_texts: Iterable[str]) -> Tokenizer:
     """The tokenizer a spec asks for; only `bpe:N` looks at the texts."""
     if spec.kind == "bpe":
-        return train_bpe(training_texts, spec.size)
+        return train_bpe(training_texts, spec.size, at_most=spec.at_most)
     return ByteTokenizer() if spec.kind == "byte" else load_gpt2(spec.folder)
 
 

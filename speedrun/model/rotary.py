@@ -31,7 +31,9 @@ class Rotary(nn.Module):
 
     def __init__(self, head_dim: int, length: int, half: bool) -> None:
         super().__init__()
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies(head_dim, half))
+        with torch.device("cpu"):  # also in a model without storage, which is asked for its sizes
+            positions = torch.arange(length, dtype=torch.float32)
+            angles = torch.outer(positions, frequencies(head_dim, half))
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 

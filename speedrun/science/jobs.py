@@ -23,7 +23,7 @@ from speedrun.config.experiment import all_values, hash_of
 from speedrun.config.resolve import parse_override, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
-from speedrun.data.find import find_dataset
+from speedrun.data.find import find_dataset, fit_to_dataset
 from speedrun.errors import ConfigError, RunError, quoted
 from speedrun.science.children import Child, Children
 from speedrun.science.compare import TIMES, Entry
@@ -51,12 +51,13 @@ class Job:
     def with_settings(self, *words: str) -> Job:
         """With settings of the machine that differ: the same run but for rounding and seconds."""
         overrides = (*self.overrides, *words)
-        return replace(self, overrides=overrides,
-                       config=_config(self.recipe, self.track, overrides, self.seed))  # fmt: skip
+        config = config_of(self.recipe, self.track, overrides, self.seed)
+        return replace(self, overrides=overrides, config=config)
 
 
-def _config(recipe: str, track: str, words: Sequence[str], seed: int) -> Config:
-    return resolve(recipe, track, words, {"train.seed": seed}).config
+def config_of(recipe: str, track: str, words: Sequence[str], seed: int = 0) -> Config:
+    """What a child process makes of these words: sizes that a text does not hold are smaller."""
+    return fit_to_dataset(resolve(recipe, track, words, {"train.seed": seed})).config
 
 
 def plan_jobs(
@@ -65,7 +66,7 @@ def plan_jobs(
     """A run of every variant (by label: recipe and overrides) with every seed, seed by seed."""
     return [
         Job(label, recipe, track, tuple(words), seed,
-            _config(recipe, track, words, seed))
+            config_of(recipe, track, words, seed))
         for seed in seeds
         for label, (recipe, words) in variants.items()
     ]  # fmt: skip

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.adding import TOKENS, Adding
@@ -28,6 +27,7 @@ from speedrun.science.jobs import (
     LAST_LOSS,
     RunSet,
     common_dataset,
+    config_of,
     plan_jobs,
     refuse_own_keys,
     this_command,
@@ -42,6 +42,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment
 
 ALPHA = 0.05  # of the decisions that `until` waits for
+TARGET_SEED = 999  # of the run that finds a target; a race counts from 0, tuning from 1000
 MARGIN = 0.05  # share of the tokens within which two recipes are equal
 
 
@@ -86,6 +87,9 @@ def race(
     if tuned:
         recipes = _tune(recipes, track, tuned, overrides, budget, out, say)
     target = _common_target(recipes, track, overrides)
+    if not target:
+        target = _found_target(recipes[0], track, overrides, budget, out, say)
+        overrides = (*overrides, f"train.target={target}")
     variants = _variants(recipes, track, overrides, budget, finished)
     jobs = plan_jobs(variants, track, range(2 if until else seeds))
     fingerprint = common_dataset(jobs)
@@ -143,7 +147,7 @@ def _tune(
     """
     files = []
     for recipe in recipes:
-        config = resolve(recipe, track, overrides).config
+        config = config_of(recipe, track, overrides)
         words = (*overrides, *_cut(config, longest))
         over = default_ranges(config)
         say(f"tuning {config.recipe} with {budget} over {', '.join(map(str, over))}")
@@ -164,7 +168,7 @@ def _variants(
     """By the recipe's name: its file and overrides. A budget of finished runs is `finish`'s."""
     variants: dict[str, tuple[str, Sequence[str]]] = {}
     for recipe in recipes:
-        own = resolve(recipe, track, overrides).config
+        own = config_of(recipe, track, overrides)
         if own.recipe in variants:
             raise ConfigError(f"two recipes of the race are called {own.recipe!r}; rename one")
         how = LAST_LOSS if finished else ("train.stop=target", *_cut(own, budget))
@@ -177,16 +181,43 @@ def _cut(config: Config, longest: int | None) -> tuple[str, ...]:
 
 
 def _common_target(recipes: Sequence[str], track: str, overrides: Sequence[str]) -> float:
-    first, *others = (resolve(recipe, track, overrides).config for recipe in recipes)
+    """0: none of them has one, as on a text of a user's own."""
+    first, *others = (config_of(recipe, track, overrides) for recipe in recipes)
     target = first.train.target
-    if not target:
-        raise ConfigError(f"track {track!r} has no target; set one, for example train.target=3.5")
     for other in others:
         if other.train.target != target:
             raise ConfigError(
                 f"{first.recipe} has the target {target}, {other.recipe} {other.train.target}; "
                 "set one for all, for example --set train.target=3.5"
             )
+    return target
+
+
+def _found_target(
+    recipe: str,
+    track: str,
+    overrides: Sequence[str],
+    longest: int | None,
+    out: Path,
+    say: Callable[[str], None],
+) -> float:
+    """A target for a text that has none: where the first recipe ends, to a tenth above.
+
+    So were those of the built-in tracks found. It takes a run with a seed that no race uses.
+    """
+    config = config_of(recipe, track, overrides)
+    words = (*overrides, "train.stop=steps", *_cut(config, longest))
+    jobs = plan_jobs({f"{config.recipe} to its end": (recipe, words)}, track, [TARGET_SEED])
+    say(f"no target is set: {config.recipe} is trained to its end first, to find one")
+    (entry,) = RunSet(out, common_dataset(jobs)).run_all(jobs, say)
+    if entry.val_loss is None:
+        raise ConfigError(
+            f"{config.recipe} diverged, so it gives no target; set one, for example --set "
+            "train.target=3.5"
+        )
+    target = math.ceil(10 * entry.val_loss) / 10
+    say(f"target {target:g}: {config.recipe} ended at {entry.val_loss:.4f}; "
+        "--set train.target=LOSS sets another")  # fmt: skip
     return target
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from speedrun.config.experiment import all_values
-from speedrun.config.resolve import nest, recipe_value, resolve
+from speedrun.config.resolve import nest, recipe_value
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset
@@ -31,6 +31,7 @@ from speedrun.science.jobs import (
     Job,
     RunSet,
     common_dataset,
+    config_of,
     plan_jobs,
     refuse_own_keys,
     this_command,
@@ -78,7 +79,7 @@ def tune(
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
     refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
-    base = resolve(recipe, track, overrides).config
+    base = config_of(recipe, track, overrides)
     over = [one.checked() for one in over]
     refuse_ranges(over, base, recipe, track, overrides)
     rows = rows_to_tune_on(base)

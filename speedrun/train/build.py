@@ -77,7 +77,8 @@ def open_data(
 ) -> TrainingData:
     """The dataset in `folder`, its loader at global batch `start`."""
     dataset = open_dataset(folder)
-    tokenizer, notes = load_tokenizer_if_any(dataset)
+    tokenizer, why = load_tokenizer_if_any(dataset)
+    notes = [f"no bits per byte and no samples in this run: {reason}" for reason in why]
     length = config.batch.length
     if world.device.type == "cuda":  # a GPU is one rank's own
         memory = torch.cuda.get_device_properties(world.device).total_memory

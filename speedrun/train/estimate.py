@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
@@ -119,8 +121,20 @@ def refuse_too_large(config: Config, vocab_size: int, memory: int, itemsize: int
         )
 
 
+class _WithoutValues(TorchFunctionMode):
+    """Draws no initial weights: the meta device has none, and to find that out torch imports its
+    compiler there, which takes longer than all the rest of a dry run."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
 def without_storage(config: Config, vocab_size: int) -> GPT:
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutValues():
         return GPT(config.model, vocab_size, config.batch.length)
 
 

@@ -36,6 +36,7 @@ class Progress:
     flops_done: float = 0.0  # of the steps beside which the peak was measured
     flops_possible: float = 0.0  # what the peak would have done in their seconds
     peak_seconds: float = 0.0  # spent on measuring, off the clock
+    val_seconds: float = 0.0  # spent on validations, off the clock
 
     def count_step(self, agreed: Agreement) -> float | None:
         """Take a step into account; the z-score of its loss if that is a spike."""
@@ -81,7 +82,7 @@ class Progress:
     def go_back(self, saved: dict[str, Any]) -> None:
         """Be as a checkpoint saved it, but for the data, the clocks and the count of rewinds."""
         kept = {"batch", "seconds", "earlier_wall", "rewinds", "nonfinite", "forced",
-                "flops_done", "flops_possible", "peak_seconds"}  # fmt: skip
+                "flops_done", "flops_possible", "peak_seconds", "val_seconds"}  # fmt: skip
         for key in saved.keys() - kept:
             setattr(self, key, saved[key])
         self.nonfinite, self.rewinds = 0, self.rewinds + 1

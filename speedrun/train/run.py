@@ -4,6 +4,7 @@ config.toml       the resolved config, enough to repeat the run
 environment.json  versions, hardware, code, the command
 metrics.jsonl     one JSON object a line: kind, step, tokens, seconds, loss, ...
 summary.json      the result
+dataset.json      the text it was trained on: its name, how it begins, what was shrunk to fit it
 test.json         losses on the test split, each once somebody has asked for it
 forced.json       what a resume with --force overrode, for ever
 earlier-N/        records of an attempt that left no checkpoint to go on from
@@ -37,6 +38,7 @@ from speedrun.locks import InUseError, held, is_held
 from speedrun.train import checkpoint
 from speedrun.train.metrics import read_row
 from speedrun.train.summary import Summary, read_json
+from speedrun.train.trained_on import TrainedOn
 
 LOCK = ".lock"
 TAIL_BYTES = 65_536  # of metrics.jsonl, for those who ask where a run stands
@@ -51,6 +53,7 @@ class RunFolder:
         self.tokenizer = path / "tokenizer"
         self.config = path / "config.toml"
         self.environment = path / "environment.json"
+        self.dataset = path / "dataset.json"
         self.test = path / "test.json"
         self.forced = path / "forced.json"
         self._unwritten = ""
@@ -128,6 +131,9 @@ class RunFolder:
     def in_use(self) -> bool:
         """Whether a process is at work in the folder."""
         return is_held(self.path / LOCK)
+
+    def trained_on(self) -> TrainedOn | None:
+        return TrainedOn.read(self.dataset)
 
     def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
         """Write what a run begins with; the config comes last, since it makes a folder a run.

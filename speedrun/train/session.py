@@ -12,6 +12,8 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
+from speedrun.data.fit import Fitted, name_of
+from speedrun.data.inspect import prompt_of
 from speedrun.errors import ConfigError, RunError
 from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
@@ -34,6 +36,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls
 from speedrun.train.sinks import Loggers, Start, check_loggers
 from speedrun.train.summary import Environment, Summary
+from speedrun.train.trained_on import TrainedOn
 from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 
@@ -41,7 +44,13 @@ USUAL_THRESHOLD = (700, 10, 10)  # Python's own
 
 
 def run_training(
-    config: Config, run: RunFolder, dataset: Path, display: Display, world: World, request: Request
+    config: Config,
+    run: RunFolder,
+    dataset: Path,
+    display: Display,
+    world: World,
+    request: Request,
+    fitted: Fitted | None = None,
 ) -> tuple[Summary, int]:
     """Train to the end or a requested stop; leaves a checkpoint, gives (summary, exit code).
 
@@ -75,7 +84,7 @@ def run_training(
         sinks: Mapping[str, Sink] = {}
         with world.together():
             if world.first:
-                sinks = _open_folder(run, trainer, found, request, display, loggers)
+                sinks = _open_folder(run, trainer, found, request, display, loggers, fitted)
         trainer.share_gradients()
         if found:
             trainer.restore(found)
@@ -112,6 +121,7 @@ def _open_folder(
     request: Request,
     display: Display,
     loggers: Loggers,
+    fitted: Fitted | None,
 ) -> Mapping[str, Sink]:
     """Begin the run's folder, or take it back to the checkpoint; gives where records go."""
     config, here = trainer.config, environment(trainer.world.device, trainer.kernels)
@@ -132,6 +142,7 @@ def _open_folder(
     if trainer.data.tokenizer is not None:
         trainer.data.tokenizer.save(run.tokenizer)
     if found is None:
+        _trained_on(trainer, fitted).write(run.dataset)
         run.create(config, here)
     else:
         for sentence in changes_allowed(config_before(run, found), config, found.step):
@@ -145,6 +156,18 @@ def _open_folder(
             run.write_forced(trainer.progress.forced)
         run.describe(config, with_earlier(here, Environment.read(run.environment)))
     return {"metrics": run, **opened}
+
+
+def _trained_on(trainer: Trainer, fitted: Fitted | None) -> TrainedOn:
+    config, data = trainer.config, trainer.data
+    manifest = data.dataset.manifest
+    return TrainedOn(
+        name=name_of(config),
+        sources=list(manifest.sources) if manifest else ["public shards"],
+        usual_text=fitted is None or fitted.usual_text,
+        shrunk={key: list(pair) for key, pair in (fitted.shrunk if fitted else {}).items()},
+        prompt=prompt_of(data.dataset, data.tokenizer) if data.tokenizer else "",
+    )
 
 
 def _open_log(
@@ -181,6 +204,7 @@ def summarize(trainer: Trainer, code: int) -> Summary:
     return Summary(
         recipe=config.recipe,
         track=config.track,
+        dataset=name_of(config),
         params=sum(p.numel() for p in trainer.model.parameters()),
         steps=progress.step,
         tokens=tokens,
@@ -200,6 +224,7 @@ def summarize(trainer: Trainer, code: int) -> Summary:
         tokens_per_second=tokens / progress.seconds if progress.seconds else 0.0,
         peak_share=progress.peak_share,
         peak_seconds=round(progress.peak_seconds, 6),
+        val_seconds=round(progress.val_seconds, 6),
         **{key: cast(Any, round(max(world.gather(value)))) for key, value in peaks.items()},
         corpus_sha256=dataset.source_fingerprint,
         dataset_fingerprint=dataset.fingerprint,

@@ -26,6 +26,7 @@ class Summary(BaseModel, frozen=True, strict=True):
 
     recipe: str
     track: str
+    dataset: str | None = None  # what its text is called: a folder, or sources
     params: int
     steps: int
     tokens: int
@@ -48,6 +49,7 @@ class Summary(BaseModel, frozen=True, strict=True):
     tokens_per_second: float = 0.0
     peak_share: float | None = None  # of the matmul peak, measured beside the steps
     peak_seconds: float | None = None  # what measuring it cost, off the clock
+    val_seconds: float | None = None  # what validations cost, off the clock
     peak_memory_bytes: int | None = None
     peak_reserved_bytes: int | None = None  # CUDA only
     corpus_sha256: str | None = None

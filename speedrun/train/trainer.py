@@ -153,12 +153,14 @@ class Trainer:
 
     def validate(self) -> Validation:
         """Where the run stands, with the window of its step or a wider one."""
+        begun = time.perf_counter()
         self.apply_settings()
         self.planner.widen(self.config.validation.window)
         result = validate(
             self.validation_loss, self.data.validation, self.data.token_bytes, self.world
         )
         self.progress.count_validation(result, self.config)
+        self.progress.val_seconds += time.perf_counter() - begun
         return result
 
     @contextmanager

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from speedrun.cli import app
 from speedrun.commands.train import print_result, train_command
+from speedrun.config.files import names
 from speedrun.config.resolve import resolve
-from speedrun.errors import ConfigError, RunError
-from speedrun.terminal.program import command
+from speedrun.errors import ConfigError, DataError, RunError
+from speedrun.terminal.program import command, override
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
@@ -42,10 +43,12 @@ def test_a_run_says_what_it_is_and_what_came_of_it(
     folder = tmp_path / "run"
     train_command(request(overrides=[*words, "train.target=5.0"], folder=folder, sample_tokens=4))
     said = capsys.readouterr().out
-    assert f"modern on nano: 8 steps of 256 tokens, run folder {folder}" in said
+    name = words[-1].removeprefix("data.dir=")
+    size = "8 steps of 256 tokens"
+    assert f"modern on {name}, sized as nano: {size}, run folder {folder}" in said
     for start in ("device cpu", "precision float32", "attention blocks", "torch.compile: none"):
         assert any(line.startswith(start) for line in said.splitlines()), start
-    for part in ("training loss", "parameters:", "steps, tokens:  8, 2,048", "peak memory:",
+    for part in ("text: ", "parameters:", "steps, tokens:  8, 2,048", "peak memory:",
                  "validation:", "target:", "what it writes:", f"run folder: {folder}"):  # fmt: skip
         assert part in said
 
@@ -95,7 +98,7 @@ def test_a_run_that_stopped_sooner_goes_on_by_the_line_it_printed(
     capsys.readouterr()
     if stop == "steps":
         train_command(request(overrides=words, folder=folder, stop_after=5))
-        assert "modern on nano: 5 of 8 steps of 256" in (said := capsys.readouterr().out)
+        assert "sized as nano: 5 of 8 steps of 256" in (said := capsys.readouterr().out)
     else:
         target = f"train.target={losses(whole, 'val')[1]}"
         whole = tmp_path / "whole with a target"  # which is looked for between validations too
@@ -245,3 +248,53 @@ def test_the_result_stands_beside_the_race(
         found = re.search(r"^in the race: +on \w+ best takes [\d,]+ tokens .*: \d+\.\d times as",
                           capsys.readouterr().out, re.MULTILINE)  # fmt: skip
         assert bool(found) == raced
+
+
+@pytest.mark.parametrize("track", names("track"))
+def test_a_dry_run_needs_no_dataset(
+    track: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
+    sizes = {"small": 50_257, "nano": 2_048, "prose": 2_048}
+    train_command(request(recipe="best", track=track, dry_run=True))
+    said = capsys.readouterr().out
+    assert f"vocabulary:            {sizes.get(track, 1_024):,}\n" in said
+    assert ("data download fineweb10B --out data/fineweb10B" in said) == (track == "small")
+    assert not [*tmp_path.iterdir()]  # nothing was built
+    with pytest.raises(DataError, match="there is no dataset folder mine"):
+        train_command(request(track=track, dry_run=True, overrides=["data.dir=mine"]))
+
+
+def test_a_dry_run_shows_what_fits_a_dataset(
+    tiny_dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_command(request(dry_run=True, overrides=[f"data.dir={tiny_dataset}"]))
+    said = capsys.readouterr().out
+    row = next(line for line in said.splitlines() if line.startswith("validation.tokens"))
+    tokens, *origin = row.split()[1:]
+    assert int(tokens) < 131_072
+    assert origin[:3] == ["shrunk", "to", "fit"]
+    assert f"shrunk to fit {tiny_dataset} (" in said
+    train_command(request(dry_run=True, overrides=["data.sources=never/built.txt"]))
+    assert "never/built.txt is not built yet: values that do not fit" in capsys.readouterr().out
+
+
+def test_a_switch_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        train_command(request(recipe="record-18", dry_run=True, overrides=words))
+        return capsys.readouterr().out
+
+    told = "model.value_weights changes nothing here: nothing reads it with model.value_embeddings"
+    assert told in said("model.value_embeddings=none")
+    assert "changes nothing" not in said("model.value_weights=blend")
+    assert "changes nothing" not in said("model.value_embeddings=none", "model.value_weights=blend",
+                                         "model.value_tables=3")  # fmt: skip
+    assert "train.stop changes nothing" in said("train.stop=target", "train.target=0.0")
+
+
+def test_a_folder_is_named_so_that_it_is_read_as_one() -> None:
+    for folder in ("mine", "my data", "1", "true", "2024-01-01", "[x]", 'say "x"', "a=b"):
+        word = shlex.split(shlex.join([override("data.dir", folder)]))[0]
+        assert resolve("best", "nano", [word]).config.data.dir == folder
+    assert override("data.dir", "my data") == "data.dir=my data"

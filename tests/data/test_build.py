@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -112,12 +113,39 @@ def test_a_dataset_holds_every_document_once(tmp_path: Path, tokenizer: str) -> 
     assert manifest.source_fingerprint == hashlib.sha256(b"".join(hashes)).hexdigest()
     assert (manifest.tokenizer, manifest.eot) == (tokenizer, manifest.vocab_size - 1)
     assert manifest.tokenizer_fingerprint == Dataset.open(tmp_path / "out").tokenizer().fingerprint
-    assert stages == (
+    assert [*dict.fromkeys(stages)] == (
         ["scan", "encode"] if tokenizer == "byte" else ["scan", "tokenizer", "encode"]
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         ["a.jsonl.zst", "b.parquet", "c.txt", "out"]
     )
+
+
+def test_progress_counts_the_text_of_packed_files(tmp_path: Path) -> None:
+    """And not the bytes of the file on the disk, a tenth of it."""
+    text = "".join(f"line {number} of a long text\n" for number in range(9_000))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    told: list[tuple[int, int]] = []
+    build_dataset([str(tmp_path / "a.txt.gz")], tmp_path / "out", "byte",
+                  progress=lambda _, done, total: told.append((done, total)))  # fmt: skip
+    assert told[0] == (0, 0)  # nobody knows yet
+    assert told[-1] == (len(text), len(text))
+
+
+@pytest.mark.parametrize("size", [300, 3_000, 30_000])
+def test_one_small_file_has_something_for_every_split(size: int, tmp_path: Path) -> None:
+    """With what `speedrun data build` asks for: shares, limit and vocabulary by the text."""
+    lines = "".join(f"in {n}, {n} and {7 * n} were {n % 9}\n" for n in range(1_900, 4_000))
+    (tmp_path / "a.txt").write_text(lines[:size])
+    manifest = build_dataset([str(tmp_path / "a.txt")], tmp_path / "out", "bpe:..4096",
+                             val_fraction=None, test_fraction=None)  # fmt: skip
+    shares = {name: split.bytes / size for name, split in manifest.splits.items()}
+    assert sum(shares.values()) == 1
+    assert shares["train"] > 0.5
+    assert 0.05 <= shares["val"] < 0.3
+    assert 0.03 < shares["test"] < 0.2
+    assert 257 < manifest.vocab_size < 257 + size / 16 + 1
+    assert manifest.tokenizer == f"bpe:{manifest.vocab_size}"
     assert str(tmp_path) not in str(contents(tmp_path / "out"))
 
 
@@ -165,6 +193,8 @@ def test_building_again_returns_the_same_dataset_and_refuses_another(tmp_path: P
     write_stories(path, 60)
     with pytest.raises(DataError, match="dataset of other text: use --force"):
         build_dataset([str(path)], out, "byte")
+    with pytest.raises(DataError, match="dataset of other text, or made with val_fraction"):
+        build_dataset([str(path)], out, "byte", val_fraction=None)
     assert contents(out) == before
     assert build_dataset([str(path)], out, "byte", force=True) != first
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.jsonl", "out"]

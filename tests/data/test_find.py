@@ -137,4 +137,4 @@ def test_public_shards_need_no_tokenizer(
     public_file(tmp_path / "public/fineweb_train_000001.bin", [50256, 1, 2])
     tokenizer, notes = load_tokenizer_if_any(open_dataset(tmp_path / "public"))
     assert tokenizer is None
-    assert notes[0].startswith("no bits per byte and no samples in this run: GPT-2's vocab.bpe")
+    assert notes[0].startswith("GPT-2's vocab.bpe is not in tiktoken's cache")

@@ -221,3 +221,19 @@ def test_a_stored_file_of_which_any_byte_changed_is_refused(tmp_path: Path) -> N
     older = {key: value for key, value in spec.items() if key != "files"}
     (tmp_path / "spec.json").write_text(json.dumps(older))
     load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_may_be_as_large_as_the_text_allows() -> None:
+    spec = parse_spec("bpe:..4096")
+    assert str(spec) == "bpe:..4096"
+    assert spec.for_text(1 << 20).size == 4096
+    assert spec.for_text(1_600).size == 357
+    assert parse_spec("bpe:4096").for_text(10).size == 4096  # asked for, to be refused
+    texts = ["the cat and the dog and the cat"]
+    found = create_tokenizer(spec, texts)
+    assert 257 < found.vocab_size < 300
+    assert found.spec == f"bpe:{found.vocab_size}"
+    assert found.fingerprint == create_tokenizer(parse_spec(found.spec), texts).fingerprint
+    for wrong in ("bpe:..", "bpe:..x", "bpe:...9", "bpe:..99999"):
+        with pytest.raises(ConfigError):
+            parse_spec(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -44,16 +45,18 @@ def job(*words: str, recipe: str = "modern") -> Job:
 
 
 def test_a_folder_is_known_by_experiment_machine_data_and_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = RunSet(tmp_path, "data").folder(job()).path
+    here = f"data.dir={tiny_dataset}"
+    plain = RunSet(tmp_path, "data").folder(job(here)).path
 
     def same(*words: str, data: str = "data", recipe: str = "modern") -> bool:
-        return RunSet(tmp_path, data).folder(job(*words, recipe=recipe)).path == plain
+        return RunSet(tmp_path, data).folder(job(here, *words, recipe=recipe)).path == plain
 
     mine = tmp_path / "mine.toml"
     mine.write_text('extends = "modern"\n')
-    assert same("data.dir=/moved")  # the fingerprint says that it holds the same
+    shutil.copytree(tiny_dataset, tmp_path / "moved")
+    assert same(f"data.dir={tmp_path}/moved")  # the fingerprint says that it holds the same
     assert same(recipe=str(mine))  # another name for the same values
     assert not same("model.softcap=15.0")
     assert not same("machine.threads=1")  # seconds are compared too
@@ -78,11 +81,12 @@ def test_only_runs_that_came_to_their_end_are_finished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("edit", ["", "model.softcap=15.0", "machine.threads=1"])
 def test_a_run_that_was_cut_off_goes_on_where_the_data_now_lies(
-    edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edit: str, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, moved = RunSet(tmp_path, "data"), job("data.dir=/now here")
+    shutil.copytree(tiny_dataset, tmp_path / "now here")
+    runs, moved = RunSet(tmp_path, "data"), job(f"data.dir={tmp_path}/now here")
     folder = runs.folder(moved)
-    words = ["data.dir=/before", *filter(None, [edit])]
+    words = [f"data.dir={tiny_dataset}", *filter(None, [edit])]
     folder.create(job(*words).config, {"code_sha256": code_hash()})
     asked: list[str] = []
 
@@ -101,7 +105,7 @@ def test_a_run_that_was_cut_off_goes_on_where_the_data_now_lies(
         assert not folder.path.exists()
         return
     (entry,) = runs.run_all([moved], asked.append)
-    assert asked[1:4] == ["train", 'data.dir="/now here"', "--resume"]
+    assert asked[1:4] == ["train", f'data.dir="{tmp_path}/now here"', "--resume"]
     assert (entry.recipe, entry.steps_to_target) == ("label", 2.5)
     assert (tmp_path / str(entry.run)) == folder.path
 

@@ -251,3 +251,30 @@ def test_a_recipe_edited_during_a_race_is_noticed(tiny_dataset: Path, tmp_path: 
     said: list[str] = []
     go(say=said.append)
     assert [line.rpartition(": ")[2] for line in said[:2]] == ["found finished", "running"]
+
+
+@quick_starts
+def test_a_race_on_a_few_words_fits_them_and_finds_its_target(tmp_path: Path) -> None:
+    """The children come to the very configs that the race planned, so their runs are found."""
+    (tmp_path / "a.txt").write_text("".join(f"{n} and {n} are {n + n}\n" for n in range(90)))
+    build_dataset([str(tmp_path / "a.txt")], tmp_path / "mine", "byte")
+    said: list[str] = []
+    tiny = ["model.layers=2", "model.width=32", "model.heads=2", "machine.threads=1"]
+    more = [*tiny, f"data.dir={tmp_path / 'mine'}", "train.steps=6"]
+    begin = partial(race, track="pico", seeds=1, recipes=["modern", "baseline"],
+                    out=tmp_path / "race", overrides=more)  # fmt: skip
+    found = begin(say=said.append)
+    assert said[0] == "no target is set: modern is trained to its end first, to find one"
+    run = RunFolder(next((tmp_path / "race/runs").glob("modern_to_its_end-s999-*")))
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary.target is None
+    assert found.target == math.ceil(10 * summary.loss) / 10
+    assert [entry.recipe for entry in found.entries] == ["modern", "baseline"]
+    for entry in found.entries:
+        config = RunFolder(tmp_path / "race" / str(entry.run)).load_config()
+        assert config.train.target == found.target
+        assert config.batch.tokens < 4_096  # that of the track
+    again = begin(say=said.append)
+    assert strip_times(again) == strip_times(found)
+    assert len([line for line in said if line.endswith(": running")]) == 3

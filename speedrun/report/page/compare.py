@@ -117,8 +117,8 @@ def _named_change(first: Group, other: Group, changes: Mapping[str, Sequence[str
 def title_of(
     groups: Sequence[Group], race: Race | None, ablation: Ablation | None, tuning: Tuning | None
 ) -> str:
-    tracks = list(dict.fromkeys(group.config.track for group in groups if group.config.track))
-    where = f" on {' and '.join(tracks)}" if tracks else ""
+    texts = list(dict.fromkeys(run.text for group in groups for run in group.runs if run.text))
+    where = f" on {' and '.join(texts)}" if texts else ""
     if ablation is not None and race is None:
         return f"What matters in {ablation.recipe or 'the recipe'}{where}"
     if tuning is not None and race is None:

@@ -32,6 +32,7 @@ class RunData:
     config: Config
     validations: list[tuple[int, float]]
     dataset_fingerprint: str | None
+    text: str  # what it was trained on: its track, or another text
     shown: dict[str, Any]  # as the page's scripts read it
 
 
@@ -65,7 +66,9 @@ def read_run(folder: RunFolder, points: int) -> RunData:
     }
     validations = [(row["step"], row["loss"]) for row in val if row.get("loss") is not None]
     fingerprint = next((row.get("dataset_fingerprint") for row in starts), None)
-    return RunData(folder, config, validations, fingerprint, shown)
+    known = folder.trained_on()
+    text = config.track if known is None or known.usual_text else known.name
+    return RunData(folder, config, validations, fingerprint, text, shown)
 
 
 def _with_clocks(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -179,7 +182,16 @@ def _environment(folder: RunFolder, summary: Summary | None) -> dict[str, Any]:
     for key in ("device", "threads", "world_size", "torch", "dataset_fingerprint"):
         if key in stated and key not in found and f"libraries.{key}" not in found:
             found[key] = stated[key]
-    return {key: value for key, value in found.items() if value is not None}
+    return _text(folder) | {key: value for key, value in found.items() if value is not None}
+
+
+def _text(folder: RunFolder) -> dict[str, Any]:
+    """The text of a run and what was made smaller to fit it, where it is not the track's own."""
+    known = folder.trained_on()
+    if known is None or (known.usual_text and not known.shrunk):
+        return {}
+    shrunk = ", ".join(f"{key} {was:,} -> {now:,}" for key, (was, now) in known.shrunk.items())
+    return {"text": known.told} | ({"shrunk_to_fit_it": shrunk} if shrunk else {})
 
 
 def repeat_command(config: Config) -> str:

@@ -1,0 +1,39 @@
+"""Values that a user sets and that nothing reads, told before a run so that none is waited for.
+
+A switch may do nothing beside another: what it belongs to is off. A recipe may well keep such a
+value, to be there when the other is switched on; somebody who sets either by hand is told.
+"""
+
+from __future__ import annotations
+
+from speedrun.config.resolve import Resolved
+from speedrun.config.schema import Config
+
+
+def idle(resolved: Resolved) -> list[str]:
+    """A sentence for each value that does nothing, if it or what it needs is set by hand."""
+    found = []
+    for key, needed, unused in _unread(resolved.config):
+        if unused and {"override", "option"} & {
+            resolved.origin.get(key),
+            resolved.origin.get(needed),
+        }:
+            found.append(f"{key} changes nothing here: nothing reads it with {needed} as it is")
+    return found
+
+
+def _unread(config: Config) -> list[tuple[str, str, bool]]:
+    """A key, the key that decides whether it is read, and whether it is set and not read."""
+    model, schedule = config.model, config.schedule
+    mixed = model.value_embeddings != "none" or model.value_residual
+    usual = Config()
+    muon = config.optimizer.kind == "muon"
+    return [
+        ("model.value_weights", "model.value_embeddings",
+         model.value_weights != usual.model.value_weights and not mixed),
+        ("model.value_tables", "model.value_embeddings",
+         model.value_tables != usual.model.value_tables and model.value_embeddings != "ends"),
+        ("schedule.momentum_warmup", "optimizer.kind",
+         schedule.momentum_warmup != usual.schedule.momentum_warmup and not muon),
+        ("train.stop", "train.target", config.train.stop == "target" and not config.train.target),
+    ]  # fmt: skip
