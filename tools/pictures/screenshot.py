@@ -11,7 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-RACE = ("record-09", "record-18", "best", "--track", "pico", "--seeds", "2", "--jobs", "0")
+RACE = (
+    "record-09", "record-18", "best", "--track", "pico", "--seeds", "2", "--jobs", "0",
+    "--set", "validation.every=8", "--set", "validation.tokens=8192",
+)  # fmt: skip
 SIZE = (1000, 1105)  # of the part of the page that is shown
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
