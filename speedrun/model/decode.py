@@ -187,10 +187,9 @@ class Decoder:
         self._ids = len(model.embedding.weight)
         for layer in cache.layers:
             require(layer.keys.size(2) == self._room, "one room for all layers")
-        for table in (
-            model.rotary and model.rotary.cos,
-            model.positions and model.positions.weight,
-        ):
+        angles = None if model.rotary is None else model.rotary.cos
+        learned = None if model.positions is None else model.positions.weight
+        for table in (angles, learned):
             require(table is None or len(table) >= self._room, "every place has its position")
         self.listed, self._logits_SV = steps_of(model, cache, weights)
         self._steps = (Step * len(self.listed.steps))(*self.listed.steps)

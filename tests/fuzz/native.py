@@ -70,7 +70,7 @@ def in_python(kept: Path = KEPT) -> Program:
         _said("g++", f"-print-file-name={name}.so").strip() for name in ("libasan", "libubsan")
     ]
     environment = {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}  # Python's own
-    words = [sys.executable, "-m", "tests.fuzz.operators", library]
+    words: list[str | Path] = [sys.executable, "-m", "tests.fuzz.operators", library]
     return Program(words, {**environment, "OMP_NUM_THREADS": "1"})
 
 

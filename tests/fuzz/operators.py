@@ -24,8 +24,8 @@ from speedrun.model.native.prebuilt import Found
 from speedrun.model.native.signatures import ROUTINES, Parameter, parameters_of
 from speedrun.optim.orthogonalize import orthogonalize
 from speedrun.serve.sampling import Sampler, Sampling, draw, drawn
-from tests.model.test_decode import ODD, SWITCH_SETS, decoded, decoder_of, expected_of
-from tests.model.test_gpt import ids_of, lively
+from tests.model.test_decode import ODD, decoded, decoder_of, expected_of
+from tests.model.test_gpt import SWITCH_SETS, ids_of, lively
 from tests.model.twins import torch_only, with_gradients
 
 
@@ -74,7 +74,7 @@ def linear(case: Case) -> None:
 def mlp(case: Case) -> None:
     rows, D, F = case.size(), case.wide(), case.wide()
     up, down = case.tensor(F, D) / D**0.5, case.tensor(D, F) / F**0.5
-    case.same(lambda *x: products.add_mlp(*x, 1e-6), case.tensor(2, rows, D), up, down)
+    case.same(lambda x, u, d: products.add_mlp(x, u, d, 1e-6), case.tensor(2, rows, D), up, down)
 
 
 def qkv(case: Case) -> None:
@@ -199,6 +199,7 @@ def any_call(case: Case) -> None:
     native.run(routine, *arguments)
     place = case.rng.randrange(len(arguments))
     one, right = parameters[place], arguments[place]
+    wrong: Tensor | float | None
     if isinstance(right, Tensor):
         wrong = case.rng.choice((right[1:], torch.cat([right, right]), right.double(), 0.5))
     else:

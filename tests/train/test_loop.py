@@ -164,7 +164,7 @@ def test_ranks_have_time_for_a_checkpoint_when_they_are_stopped(
     """torchrun kills them after 30 s of its own accord; what the user has set is left alone."""
     from torch.distributed.launcher.api import LaunchConfig
 
-    limits: list[int] = []
+    limits: list[int | None] = []
 
     def main(_: list[str]) -> None:
         config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
