@@ -54,7 +54,7 @@ def write_atomically(
     path: Path, data: bytes | bytearray, error: type[SpeedrunError] = SpeedrunError
 ) -> None:
     """Make `path` appear whole or not at all, even if the machine stops midway."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.parent / f"{path.name}.tmp"  # of a folder such as . too, which has no name
     try:
         with temporary.open("wb") as file:
             file.write(data)

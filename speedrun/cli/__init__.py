@@ -328,7 +328,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(standalone_mode=False, prog_name="speedrun")
+        try:
+            code = app(standalone_mode=False, prog_name="speedrun")
+        except SystemExit as ended:
+            code = ended.code
         sys.stdout.flush()  # now, while a closed pipe can still be told from a fault of ours
     except SpeedrunError as error:
         _fail("usage error" if isinstance(error, ConfigError) else "error", error, error.exit_code)

@@ -119,6 +119,8 @@ def _check_shard(
                         result.problems.append(str(error))
                 offset += len(chunk)
                 advance(len(chunk))
+    except BrokenPipeError:  # of whoever reads our progress, not of the file
+        raise
     except OSError as error:
         result.problems.append(f"cannot read {path} past byte {offset}: {error.strerror}")
     except DataError as error:

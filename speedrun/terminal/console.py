@@ -66,19 +66,19 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     from rich.table import Table
     from rich.text import Text
 
-    rows = [[printable(str(cell)) for cell in row] for row in rows]
+    texts = [[printable(str(cell)) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, overflow="fold")
-    for row in rows:
+    for row in texts:
         table.add_row(*map(Text, row))
     where = console()
-    columns = zip(header, *rows, strict=True)
+    columns = zip(header, *texts, strict=True)
     widths = [max(map(len, column)) + 2 for column in columns]
     if not where.is_terminal:
         where.width = max(where.width, sum(widths))
     if len(header) > 2 and where.width < min(NARROW, sum(widths)):
-        _print_below_each_other(where, header, rows)
+        _print_below_each_other(where, header, texts)
     else:
         where.print(table)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -38,8 +39,18 @@ def draw(points: Sequence[Point], line: float) -> str:
             dot(column, filled)
         previous = row
     labels = [f"{high:8.3f} ", *[" " * 9] * (HEIGHT - 2), f"{low:8.3f} "]
-    lines = ("".join(chr(0x2800 + cell) for cell in row) for row in cells)
+    lines = ("".join(map(_character, row)) for row in cells)
     return "\n".join(label + text for label, text in zip(labels, lines, strict=True))
+
+
+def _character(dots: int) -> str:
+    """Braille, or where the terminal has none a star for whatever is there."""
+    braille = chr(0x2800 + dots)
+    try:
+        braille.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "*" if dots else " "
+    return braille
 
 
 def _at(points: Sequence[Point], x: float) -> float:

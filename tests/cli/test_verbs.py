@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -14,7 +17,10 @@ from speedrun.cli import app
 from speedrun.cli.verbs import FIRST_STEPS, GROUPS, start_screen
 from speedrun.commands.train import train_command
 from speedrun.config.files import names
+from speedrun.data.verify import verify
+from speedrun.terminal.curve import draw
 from tests.cli.calling import Call
+from tests.report.made import made_config, made_run
 
 VERBS = [verb for verbs in GROUPS.values() for verb in verbs]
 
@@ -81,6 +87,30 @@ def test_misuse_is_one_sentence(call: Call, words: list[str], expected: list[str
 
 def test_a_path_with_a_line_end_stays_one_line(call: Call, tmp_path: Path) -> None:
     call("sample", tmp_path / "a\nb\x1b[31m").sentence(1, "a\\nb\\x1b[31m")
+
+
+def test_a_page_cannot_be_a_folder(call: Call, tmp_path: Path) -> None:
+    made_run(tmp_path / "run", made_config())
+    with contextlib.chdir(tmp_path):
+        call("report", tmp_path / "run", "--out", ".").sentence(2, "cannot write .", "folder")
+
+
+def test_the_curve_where_there_is_no_braille(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [(0.0, 4.0), (10.0, 1.0), (20.0, 2.0)]
+    for encoding, marks in (("utf-8", "\u2800\u2801"), ("ascii", "*"), ("latin-1", "*")):
+        text = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", text)
+        drawn = draw(points, 2.0)
+        assert drawn.encode(encoding)
+        assert any(mark in drawn for mark in marks)
+
+
+def test_progress_that_nobody_reads_is_not_damage(tiny_dataset: Path) -> None:
+    def closed(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        verify(tiny_dataset, progress=closed)
 
 
 def test_an_interrupted_verb_says_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
