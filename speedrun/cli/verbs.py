@@ -52,7 +52,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "bench": "measure side by side here",
     },
 }
-FIRST_STEPS = (
+FIRST_STEPS: Sequence[tuple[str, str]] = (
     ("speedrun train best --track nano", "train a small GPT here, on your Python's own library"),
     ("speedrun data build notes/ --out mine", "make a dataset of your own text"),
     ("speedrun train best data.dir=mine", "and train on it"),
@@ -119,7 +119,7 @@ def _is_recipe(word: str) -> bool:
 def start_screen() -> str:
     """What to type first, then every verb; wrapped to the terminal."""
     width = min(shutil.get_terminal_size().columns, 100)
-    rows = [("Start here", FIRST_STEPS)]
+    rows: list[tuple[str, Sequence[tuple[str, str]]]] = [("Start here", FIRST_STEPS)]
     rows += [(title, tuple(verbs.items())) for title, verbs in GROUPS.items()]
     lines = [*_wrapped("Speedrun trains GPTs as fast as the hardware allows, measures it honestly "
                        "and shows it.", width)]  # fmt: skip

@@ -215,6 +215,9 @@ def _place(sides: Sequence[Side]) -> dict[str, tuple[str, ...]]:
     def stated(key: str) -> Callable[[Run], Any]:
         return lambda run: getattr(run.summary, key) if run.summary else None
 
+    def of_machine(key: str) -> Callable[[Run], Any]:
+        return lambda run: getattr(run.config.machine, key)
+
     texts = {
         "seeds": said(lambda run: run.config.train.seed),
         "dataset": said(lambda run: run.config.data.dir or ", ".join(run.config.data.sources)),
@@ -224,7 +227,7 @@ def _place(sides: Sequence[Side]) -> dict[str, tuple[str, ...]]:
         **{key: said(recorded(key)) for key in ("torch", "python")},
         **{key: said(stated(key)) for key in ("device", "world_size")},
         **{
-            f"machine.{key}": said(lambda run, key=key: getattr(run.config.machine, key))
+            f"machine.{key}": said(of_machine(key))
             for key in type(sides[0].config.machine).model_fields
         },
     }

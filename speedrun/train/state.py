@@ -112,8 +112,9 @@ def _look(run: RunFolder) -> Listed:
     summary = None if running else run.read_summary()
     rows = run.last_metrics() if running or summary is None or _goes_beyond(run, summary) else []
     last = {row["kind"]: row for row in rows}
-    steps = _number(last.get("train"), "step") if rows else summary and summary.steps
-    loss = _number(last.get("val"), "loss") if rows else summary and summary.val_loss
+    steps, loss = _number(last.get("train"), "step"), _number(last.get("val"), "loss")
+    if summary and not rows:
+        steps, loss = summary.steps, summary.val_loss
     state, detail, resumable = _state(run, config, summary, running, last)
     return Listed(
         str(run.path),

@@ -43,7 +43,8 @@ def run_of(
 def difference(found: Comparison, metric: str) -> float | None:
     [one] = [one for one in found.results if one.metric == metric]
     assert one.differences[0] is None
-    return one.differences[1] and one.differences[1]["mean"]
+    found_difference = one.differences[1]
+    return None if found_difference is None else found_difference["mean"]
 
 
 def test_what_differs_and_by_how_much(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.report.made import begun_run, made_config, made_run, made_summary
 
 def listed(*folders: Path, **chosen: str) -> None:
     options = {"sort": "date", "track": "", "recipe": "", "state": ""} | chosen
-    runs_command(folders, **options, as_json=False)  # type: ignore[arg-type]
+    runs_command(folders, **options, as_json=False)
 
 
 def save(run: RunFolder, step: int) -> Path:
@@ -30,7 +29,7 @@ def save(run: RunFolder, step: int) -> Path:
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Path]:
+def runs(tmp_path: Path) -> Path:
     """One of each kind, the newest last."""
     root = tmp_path / "runs"
     made_run(root / "done", made_config("train.seed=3"))
