@@ -7,8 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -58,6 +61,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    """The address of the site at `python -m http.server`."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +154,10 @@ def test_the_keyboard_is_enough(site: Path, browser: Browser) -> None:
     assert set(seen) == {"solid"}
 
 
-def test_search_works_from_a_disk(site: Path, browser: Browser) -> None:
-    browser.open((site / "reference" / "keys.html").as_uri(), width=DESK)
+@pytest.mark.parametrize("kind", ["disk", "server"])
+def test_search_works(site: Path, browser: Browser, served: str, kind: str) -> None:
+    address = site.as_uri() if kind == "disk" else served
+    browser.open(f"{address}/reference/keys.html", width=DESK, offline=kind == "disk")
     browser.js("document.querySelector('.md-search__input').focus()")
     browser.type("softcap")
     browser.press("End")
