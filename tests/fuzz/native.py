@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,16 +127,19 @@ class Kernels:
 
     @contextmanager
     def session(self, scratch: Path) -> Iterator[Cases]:
-        with (scratch / "said").open("w") as said:
-            running = self.program().start(said.fileno())
-            yield Cases(running, scratch / "said")
-            running.communicate()
+        cases = Cases(self.program(), scratch / "said")
+        yield cases
+        cases.running.communicate()
 
 
-@dataclass(frozen=True)
 class Cases:
-    program: subprocess.Popen[str]
-    said: Path
+    def __init__(self, program: Program, said: Path) -> None:
+        self._program, self._said = program, said
+        self.running = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._said.open("w") as said:
+            return self._program.start(said.fileno())
 
     def make(self, rng: Random, folder: Path) -> int:
         number = rng.getrandbits(62)
@@ -143,18 +147,19 @@ class Cases:
         return number
 
     def judge(self, made: int, _: Path) -> Outcome:
-        asked, answers = self.program.stdin, self.program.stdout
+        asked, answers = self.running.stdin, self.running.stdout
         assert asked is not None
         assert answers is not None
-        if self.program.poll() is None:
-            asked.write(f"{made}\n")
-            asked.flush()
-            if answers.readline():
-                return Outcome("result")
-        self.program.wait()
-        lines = [line for line in self.said.read_text().splitlines() if line.strip()]
-        first = next((line for line in lines if "rror:" in line), lines[0] if lines else "ended")
-        return Outcome("fault", "\n".join([first, *lines]))
+        asked.write(f"{made}\n")
+        asked.flush()
+        if answers.readline():
+            return Outcome("result")
+        self.running.wait()
+        lines = [line for line in self._said.read_text().splitlines() if line.strip()]
+        told = [line.split("==")[-1] for line in lines if "error:" in line.lower()] or lines
+        what = re.sub(r"0x[0-9a-f]+", "...", told[0] if told else "it ended")  # the same each time
+        self.running = self._start()
+        return Outcome("fault", "\n".join([what, *lines]))
 
 
 def kernels(_: World) -> list[Kernels]:
