@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.fuzz.configs import configs
 from tests.fuzz.datasets import datasets
-from tests.fuzz.native import kernels
+from tests.fuzz.native import Kernels, kernels
 from tests.fuzz.options import options
 from tests.fuzz.requests import requests
 from tests.fuzz.results import results
@@ -48,8 +48,12 @@ def fuzz(
         for name, _, _ in chosen:
             if name not in targets:
                 sys.exit(f"there is no target {name!r}, only {', '.join(targets)}")
+        picked = [targets[name] for name, _, _ in chosen] or [*targets.values()]
         begun = time.monotonic()
         world.make()
+        for target in picked:
+            if isinstance(target, Kernels):
+                target.program()  # built, and kept for the next time
         print(
             f"seed {seed}: runs and datasets made in {time.monotonic() - begun:.0f} s", flush=True
         )
@@ -58,7 +62,7 @@ def fuzz(
         for name, case in cases:
             runner.repeat(targets[name], case)
         if not cases:
-            runner.fuzz([targets[name] for name, _, _ in chosen] or [*targets.values()], seconds)
+            runner.fuzz(picked, seconds)
     return tell(runner)
 
 

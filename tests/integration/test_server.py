@@ -278,6 +278,31 @@ def test_a_client_that_goes_in_the_midst_of_its_request_is_no_fault(tiny: Make) 
     assert asyncio.run(answered(app, {**ASK, "model": "untrained"}, gone=True))[0] == 499
 
 
+@pytest.mark.parametrize("error", ["the handler is closed", "another fault"])
+def test_an_answer_to_a_client_that_has_just_gone_is_dropped(tiny: Make, error: str) -> None:
+    """As uvloop says it of a transport: another traceback on the server's terminal."""
+    one = loaded(tiny())
+    engine = Engine([Worker({"untrained": Writer(one, 1)})], 2)
+    app = Server([Run("untrained", one, 64)], engine, hosts_of("localhost", [])).app
+    scope = {"type": "http", "method": "GET", "path": "/v1/none", "raw_path": b"",
+             "query_string": b"", "headers": [(b"host", b"localhost")]}  # fmt: skip
+
+    async def send(_: Any) -> None:
+        raise RuntimeError(f"unable to perform operation on <TCPTransport>; {error}")
+
+    async def receive() -> Any:
+        return await asyncio.Future()
+
+    async def ask() -> None:
+        await app(scope, receive, send)
+
+    if "closed" in error:
+        asyncio.run(ask())
+    else:
+        with pytest.raises(RuntimeError, match="another fault"):
+            asyncio.run(ask())
+
+
 def test_a_full_queue_says_busy(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, go = loaded(tiny()), threading.Event()
     writer, body = Writer(one, 1), {**ASK, "model": "untrained"}

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speedrun.config.schema import BLOCK
 from speedrun.model import native
@@ -114,7 +114,7 @@ class Doorkeeper:
             wrong = self._wrong(headers.get(b"host", []), headers.get(b"origin", []))
             if wrong:
                 return await _refusal(RequestError(403, wrong, "forbidden"))(scope, receive, send)
-        return await self._app(scope, receive, send)
+        return await self._app(scope, receive, _to_whoever_is_there(send))
 
     def _wrong(self, hosts: Sequence[bytes], origins: Sequence[bytes]) -> str:
         names = [_host_of(b"//" + value) for value in hosts]
@@ -127,6 +127,22 @@ class Doorkeeper:
         if any(_host_of(origin) not in self._hosts for origin in origins):
             return "this server answers no requests from pages of other sites"
         return ""
+
+
+def _to_whoever_is_there(send: Send) -> Send:
+    """What is sent to a client that has just gone is dropped.
+
+    uvicorn does so once it knows; until then uvloop raises, and the terminal has a traceback of it.
+    """
+
+    async def sent(message: Message) -> None:
+        try:
+            await send(message)
+        except RuntimeError as error:
+            if "handler is closed" not in str(error):
+                raise
+
+    return sent
 
 
 def _host_of(address: bytes) -> str | None:
