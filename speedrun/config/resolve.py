@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -229,6 +230,15 @@ class _Stack:
             return frozenset()
         return frozenset(key for key in describe() if self.height.get(key, -1) < named)
 
+    def loosen_tokenizer(self) -> None:
+        """A user's own sources may be too short for as many ids as a track's tokenizer has."""
+        at, tokenizer = self.height.get("data.sources", -1), self.values.get("data.tokenizer")
+        if at < 0 or not self.layers[at] or self.height.get("data.tokenizer", -1) >= at:
+            return
+        if isinstance(tokenizer, str) and re.fullmatch(r"bpe:[0-9]+", tokenizer):
+            self.values["data.tokenizer"] = tokenizer.replace(":", ":..")
+            self.origin["data.tokenizer"] += ", or fewer ids"
+
     def shorten_windows(self) -> None:
         """A row of a user's own length holds shorter windows than a recipe has."""
         length = self.values.get("batch.length")
@@ -297,6 +307,7 @@ def resolve(
     stack.lay(map(parse_override, overrides), "override")
     stack.lay((options or {}).items(), "option")
     stack.shorten_windows()
+    stack.loosen_tokenizer()
     config = _validate(stack.values, stack.origin)
     return Resolved(config, stack.origin, stack.for_other_text(), stack.usual_text)
 

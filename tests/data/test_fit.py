@@ -105,6 +105,21 @@ def test_a_track_of_ones_own_with_a_text_is_fitted_but_for_what_it_states(tmp_pa
         fit(resolve("best", str(track)), SMALL)
 
 
+def test_sources_need_no_tokenizer_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page has no 2,048 pieces of words to learn, as nano asks for."""
+    monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
+    page = tmp_path / "page.txt"
+    page.write_text("".join(f"{n} is {n + n} by two\n" for n in range(200)))
+    found = fit_to_dataset(resolve("best", "nano", [f"data.sources={page}"]))
+    assert found.config.data.tokenizer == "bpe:..2048"
+    assert found.notes[0].startswith("shrunk to fit page.txt (")
+    asked = [f"data.sources={page}", "data.tokenizer=bpe:2048"]
+    with pytest.raises(DataError, match="bpe:2048 needs more text"):
+        fit_to_dataset(resolve("best", "nano", asked))
+
+
 def test_what_is_too_small_says_what_to_do() -> None:
     with pytest.raises(DataError, match="mine is too small to train on"):
         fitted(Room("mine", train=99, val=SHORTEST, all=99))
