@@ -201,7 +201,7 @@ def test_a_track_of_public_shards_takes_nothing_else(
     text = TRACK.format(text=board.text, target=10.82).replace("every", "rows = 'first'\nevery")
     (board.folder / "shards.toml").write_text(text.replace("[data]", f"[data]\ndir = '{public}'"))
 
-    def out_of_reach() -> NoReturn:
+    def out_of_reach(*_: object) -> NoReturn:
         raise DataError("there is no network in a test")
 
     monkeypatch.setattr("speedrun.data.dataset.load_gpt2", out_of_reach)
