@@ -48,7 +48,7 @@ def train(trainer: Trainer, log: Log, checkpoints: CheckpointWriter, controls: C
                 log.validation(progress, trainer.validate())
             if validates and not trainer.finished:
                 # What was asked for meanwhile is heard now, and not a whole step later.
-                outcome = heard(trainer.world, outcome, controls.meanwhile())
+                outcome = heard(trainer.world, outcome, controls.pending())
             if outcome.must_rewind:
                 trainer.rewind(checkpoints, log)
             elif outcome.save or trainer.finished:

@@ -51,10 +51,6 @@ class Controls:
         save, self._save = self._save, False
         return Pending(self._stop == signal.SIGINT, self._stop == signal.SIGTERM, late, save)
 
-    def meanwhile(self) -> Pending:
-        """The same for what takes longer than a step, such as a validation."""
-        return self.pending()
-
     def __enter__(self) -> Self:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
         self._before = {number: signal.signal(number, self._ask) for number in numbers}

@@ -177,7 +177,7 @@ def test_what_cannot_be_tested_is_a_note(board: Board, tmp_path: Path, capsys: C
     for run, reason in (
         (alone, "has no whole checkpoint"),
         (moved, "there is no dataset folder /nowhere"),
-        (unlike, "do not fit its records"),
+        (unlike, "was edited: the weights of step"),
     ):
         assert verify([run], 9.0) == 1  # one run has no spread
         shown = capsys.readouterr().out
