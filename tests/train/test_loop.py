@@ -27,18 +27,18 @@ from tests.train.heard import train as run_once
 
 
 class Asking(Controls):
-    """As if signals came in before the given steps, counted from 1."""
+    """As if signals were found the given times that the loop looks for them, counted from 1.
+
+    It looks in every step and after every validation, of which the first follows step 1.
+    """
 
     def __init__(self, at: dict[int, Pending]) -> None:
         super().__init__()
-        self._at, self._step = at, 0
+        self._at, self._looks = at, 0
 
     def pending(self) -> Pending:
-        self._step += 1
-        return self._at.get(self._step, Pending())
-
-    def meanwhile(self) -> Pending:
-        return Pending()
+        self._looks += 1
+        return self._at.get(self._looks, Pending())
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_the_validation_of_step_0_is_of_the_weights_before_the_first_step(
 def test_a_stop_finishes_its_step_saves_and_gives_its_code(
     tiny: Make, tmp_path: Path, calls: list[str]
 ) -> None:
-    code, progress = run(tiny(), tmp_path, Asking({3: Pending(terminate=True)}))
+    code, progress = run(tiny(), tmp_path, Asking({4: Pending(terminate=True)}))
     assert (code, progress.step) == (143, 3)
     assert calls[-1] == "off: Trainer.save 3"
 
@@ -203,7 +203,7 @@ def test_a_signal_during_a_step_ends_the_run_with_that_step(
 def test_a_request_to_save_does_not_end_the_run(
     tiny: Make, tmp_path: Path, calls: list[str]
 ) -> None:
-    code, _ = run(tiny("train.steps=4"), tmp_path, Asking({2: Pending(save=True)}))
+    code, _ = run(tiny("train.steps=4"), tmp_path, Asking({3: Pending(save=True)}))
     assert code == 0
     assert [call for call in calls if "save" in call] == [
         "off: Trainer.save 2",
