@@ -22,6 +22,14 @@ def _fits(value: float) -> float:
     return value
 
 
+def _can_be_stored(text: str) -> str:
+    """A run's config.toml is UTF-8, and no name of a file has a zero in it."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise PydanticCustomError("text", "it has bytes that are not UTF-8, or zeros: rename it")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_can_be_stored)]
 MOST_COUNT = 2**40  # no run has as many steps or tokens
 Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
 Amount = Annotated[int, Field(ge=0, le=MOST_COUNT)]

@@ -22,6 +22,7 @@ from speedrun.config.fields import (
     Section,
     Seed,
     Technique,
+    Text,
     refuse,
 )
 from speedrun.config.optimizer import OptimizerConfig
@@ -39,7 +40,7 @@ def _as_list(value: Any) -> Any:
     return [value] if value else []
 
 
-Names = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_as_list)]
+Names = Annotated[tuple[Text, ...], Field(strict=False), BeforeValidator(_as_list)]
 Layers = Annotated[tuple[Amount, ...], Field(strict=False)]
 # Sizes that no run comes near; a model of all of them can still be counted in 64 bits.
 Depth = Annotated[int, Field(ge=1, le=1000)]
@@ -260,10 +261,10 @@ class DataConfig(Section):
     sources: Names = Field(
         ("stdlib",), description="corpus: stdlib, docstrings, files, folders, hf:NAME"
     )
-    tokenizer: str = Field(
+    tokenizer: Text = Field(
         "bpe:4096", description="how text becomes tokens: byte, bpe:N (learnt) or gpt2"
     )
-    dir: str = Field("", description="a built dataset; replaces sources and tokenizer")
+    dir: Text = Field("", description="a built dataset; replaces sources and tokenizer")
     val_fraction: Fraction = Field(0.05, description="share of documents kept for validation")
     test_fraction: Fraction = Field(0.05, description="share of documents kept for the test")
     order: Literal["sequential", "shuffled"] = Field(
@@ -351,8 +352,8 @@ MOVED = {
 class Config(Section):
     """One resolved run."""
 
-    recipe: str = Field("", description="name of the recipe")
-    track: str = Field("", description="name of the track")
+    recipe: Text = Field("", description="name of the recipe")
+    track: Text = Field("", description="name of the track")
     model: ModelConfig = ModelConfig()
     attention: AttentionConfig = AttentionConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -231,3 +231,11 @@ def test_a_stored_table_that_is_a_value_too_is_one_sentence(tmp_path: Path) -> N
     path.write_text('"model.layers" = 3\n[model.layers]\nx = 1\n')
     with pytest.raises(ConfigError, match=r"model\.layers\.x cannot be set: layers is a value"):
         from_toml(path)
+
+
+@pytest.mark.parametrize("text", ["a\udcff", "a\0b"])
+def test_what_config_toml_cannot_hold_is_refused(text: str) -> None:
+    """A byte that is no UTF-8 ended a run when its config was written."""
+    for key in ("data.tokenizer", "data.dir", "data.sources"):
+        with pytest.raises(ConfigError, match=rf"{key} = .* cannot be used: it has bytes that"):
+            resolve("modern", "nano", [f"{key}={text}"])
