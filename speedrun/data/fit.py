@@ -27,7 +27,6 @@ from speedrun.errors import ConfigError, DataError
 ROWS = 4  # sequences that a batch should have before a sequence is as long as the track's
 SHORTEST = 8  # tokens of a sequence, unless somebody asks for less
 PASSES = 10  # over the text, after which a model knows it by heart and validation gets worse
-FEWEST_STEPS = 20
 EVERY = "validation.every"
 VALIDATIONS = 5  # of a run that was made shorter
 
@@ -160,7 +159,7 @@ def _validation(config: Config, free: frozenset[str], room: Room, length: int) -
 
 def _steps(config: Config, free: frozenset[str], room: Room, batch: int) -> dict[str, int]:
     """No more passes over the text than teach something, and validations to see them by."""
-    steps = min(config.steps, max(FEWEST_STEPS, PASSES * room.all // batch))
+    steps = min(config.steps, PASSES * room.all // batch)  # a batch is less than the text
     if "train.steps" not in free or steps == config.steps:
         return {}
     every = min(config.validation.every, max(1, steps // VALIDATIONS))

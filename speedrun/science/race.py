@@ -43,6 +43,7 @@ from speedrun.train.summary import Environment
 
 ALPHA = 0.05  # of the decisions that `until` waits for
 TARGET_SEED = 999  # of the run that finds a target; a race counts from 0, tuning from 1000
+LEARNT = 0.1  # nats that a target lies below the loss of a model that has learnt nothing
 MARGIN = 0.05  # share of the tokens within which two recipes are equal
 
 
@@ -201,23 +202,44 @@ def _found_target(
     out: Path,
     say: Callable[[str], None],
 ) -> float:
-    """A target for a text that has none: where the first recipe ends, to a tenth above.
+    """A target for a text that has none: the first recipe's lowest loss, to a tenth above.
 
-    So were those of the built-in tracks found. It takes a run with a seed that no race uses.
+    So were those of the built-in tracks found, where the lowest is the last. It takes a run with a
+    seed that no race uses.
     """
     config = config_of(recipe, track, overrides)
     words = (*overrides, "train.stop=steps", *_cut(config, longest))
     jobs = plan_jobs({f"{config.recipe} to its end": (recipe, words)}, track, [TARGET_SEED])
     say(f"no target is set: {config.recipe} is trained to its end first, to find one")
-    (entry,) = RunSet(out, common_dataset(jobs)).run_all(jobs, say)
+    runs = RunSet(out, common_dataset(jobs))
+    (entry,) = runs.run_all(jobs, say)
     if entry.val_loss is None:
         raise ConfigError(
             f"{config.recipe} diverged, so it gives no target; set one, for example --set "
             "train.target=3.5"
         )
-    target = math.ceil(10 * entry.val_loss) / 10
-    say(f"target {target:g}: {config.recipe} ended at {entry.val_loss:.4f}; "
-        "--set train.target=LOSS sets another")  # fmt: skip
+    losses = runs.folder(jobs[0]).validation_losses()
+    target = target_above(losses, config.recipe)
+    step = min(losses, key=losses.__getitem__)
+    say(f"target {target:g}: {config.recipe} was at {losses[step]:.4f} after step {step}, its "
+        "best; --set train.target=LOSS sets another")  # fmt: skip
+    return target
+
+
+def target_above(losses: Mapping[int, float], recipe: str) -> float:
+    """The next tenth above the lowest of a run's validation losses, which are by step.
+
+    A small text is soon learnt by heart, so the last loss may lie above the first. A target that a
+    run has before it learns anything would be reached by all at once.
+    """
+    first, lowest = losses[0], min(losses.values())
+    target = math.ceil(10 * lowest) / 10
+    if target > first - LEARNT:
+        raise ConfigError(
+            f"{recipe} learns too little here to find a target by: its validation loss is "
+            f"{first:.4f} before the first step and {lowest:.4f} at best; build the dataset from "
+            "more text, or set a target, --set train.target=LOSS"
+        )
     return target
 
 

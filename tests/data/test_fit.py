@@ -43,7 +43,7 @@ def test_what_is_made_smaller_is_said_with_what_it_was() -> None:
     config = found.config
     assert (config.batch.length, config.batch.tokens, config.validation.tokens) == (128, 512, 256)
     assert config.attention.window_end == 128
-    assert config.steps == 20  # ten passes over a thousand tokens are 19
+    assert config.steps == 19  # ten passes over a thousand tokens, and no more
     assert found.shrunk["batch.tokens"] == (8192, 512)
     origin = found.resolved.origin
     assert origin["batch.tokens"] == "shrunk to fit mine, from 8192 of track nano"

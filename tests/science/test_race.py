@@ -17,7 +17,7 @@ import pytest
 from speedrun.data.build import build_dataset
 from speedrun.errors import ConfigError, RunError
 from speedrun.science import children
-from speedrun.science.race import race
+from speedrun.science.race import race, target_above
 from speedrun.science.results import Race, read_result
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
@@ -269,7 +269,7 @@ def test_a_race_on_a_few_words_fits_them_and_finds_its_target(tmp_path: Path) ->
     summary = run.read_summary()
     assert summary is not None
     assert summary.target is None
-    assert found.target == math.ceil(10 * summary.loss) / 10
+    assert found.target == math.ceil(10 * min(run.validation_losses().values())) / 10
     assert [entry.recipe for entry in found.entries] == ["modern", "baseline"]
     for entry in found.entries:
         config = RunFolder(tmp_path / "race" / str(entry.run)).load_config()
@@ -278,3 +278,12 @@ def test_a_race_on_a_few_words_fits_them_and_finds_its_target(tmp_path: Path) ->
     again = begin(say=said.append)
     assert strip_times(again) == strip_times(found)
     assert len([line for line in said if line.endswith(": running")]) == 3
+
+
+def test_a_target_is_found_below_what_a_run_begins_with() -> None:
+    """Of a small text: the loss falls and then rises above the first, as it is learnt by heart."""
+    assert target_above({0: 6.4615, 4: 5.4671, 8: 6.9311, 20: 8.9102}, "best") == 5.5
+    assert target_above({0: 6.4615, 20: 6.2999}, "best") == 6.3
+    for losses in ({0: 6.4615, 20: 8.9102}, {0: 6.4615, 4: 6.4102, 20: 8.9102}):
+        with pytest.raises(ConfigError, match=r"from more text, or set .* train.target=LOSS"):
+            target_above(losses, "best")
