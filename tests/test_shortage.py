@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speedrun.cli.shortage import shortage
+from speedrun.cli.shortage import of_user, shortage
 from tests.room import room_for
 
 
@@ -115,3 +115,32 @@ def test_a_verb_ends_in_the_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("speedrun: error: memory ran out")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("/else/page.html", ["report", "r", "--out", "/else/page.html"], True),
+        ("/else/page.html", ["report", "r", "--out=/else/page.html"], True),
+        (b"/else/mine/manifest.json", ["train", "best", "data.dir='/else/mine'"], True),
+        ("/else", ["data", "build", "x", "--out", "/else/deep/folder"], True),
+        ("here/a", ["sample", "../folder/here"], True),
+        ("races/race/runs", ["race"], True),
+        ("cache/kernels", ["train"], True),
+        ("/temporary/x", ["train"], True),
+        ("/else/page.html.old", ["report", "r", "--out", "/else/page.html"], False),
+        ("pyproject.toml", ["train", "best"], False),
+        (__file__, ["train", "best", "~nobody-of-that-name"], False),
+        (3, ["train"], False),
+        (None, ["train"], False),
+    ],
+)
+def test_whose_file_it_is(
+    name: object, words: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SPEEDRUN_HOME", "cache")
+    monkeypatch.setattr(tempfile, "tempdir", "/temporary")  # pytest's folder is in the usual one
+    assert of_user(name, words) is expected

@@ -30,7 +30,7 @@ from speedrun.cli.complete import (
 from speedrun.cli.measure import Track
 from speedrun.cli.measure import app as measure_app
 from speedrun.cli.mistakes import UsageError, misuse
-from speedrun.cli.shortage import shortage
+from speedrun.cli.shortage import of_user, shortage
 from speedrun.cli.use import app as use_app
 from speedrun.cli.verbs import SomeVerbs, Verbs, leave_closed_pipe, start_screen
 from speedrun.errors import ConfigError, SpeedrunError, shortened
@@ -339,10 +339,11 @@ def main() -> None:
         _fail("usage error", misuse(error, sys.argv[1:]), ConfigError.exit_code)
     except BrokenPipeError:
         leave_closed_pipe()
+        raise
     except (MemoryError, RuntimeError, OSError) as error:
         if short := shortage(error, sys.argv[1:]):
             _fail("error", short, short.exit_code)
-        if not isinstance(error, OSError) or error.filename is None:  # of no file that was named
+        if not isinstance(error, OSError) or not of_user(error.filename, sys.argv[1:]):
             raise
         _fail(
             "error",

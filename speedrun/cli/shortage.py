@@ -1,15 +1,20 @@
 """Memory or disk that runs out in the middle of a verb, as a sentence that says what to do.
 
-What is known beforehand is refused beforehand; this is for the rest, wherever it happens.
+What is known beforehand is refused beforehand; this is for the rest, wherever it happens. And
+whether a file that failed is the user's: a fault with any other is one of ours.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from speedrun.errors import SpeedrunError
+from speedrun.files import NoHomeError, cache_home
 from speedrun.limits import least_memory
 
 # torch's own words; of C++ libraries that end in std::bad_alloc Python makes a MemoryError.
@@ -27,6 +32,7 @@ SMALLER = {
     "tune": "use --jobs 1",
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+OURS = ("runs", "races", "data", "report.html")  # written in the current folder unless told
 TOO_MANY = {errno.EMFILE, errno.ENFILE}
 
 
@@ -74,6 +80,35 @@ def _disk(error: OSError, verb: str) -> SpeedrunError | None:
     if error.errno in TOO_MANY:
         return SpeedrunError(f"too many files are open at a time{where}: raise ulimit -n")
     return None
+
+
+def of_user(name: object, words: Sequence[str]) -> bool:
+    """Is the file one that the command line names, or where verbs keep theirs?
+
+    What is in a folder that was named counts, and so do the folders around what was named.
+    """
+    if not isinstance(name, str | bytes):
+        return False
+    if _nowhere():
+        return True
+    path = _absolute(os.fsdecode(name))
+    named = [part for word in words for part in (word, word.partition("=")[2].strip("'\"")) if part]
+    places = [_absolute(text) for text in named]
+    if any(path in place.parents for place in places):
+        return True
+    places += map(_absolute, OURS)
+    with suppress(NoHomeError):
+        places.append(cache_home().absolute())
+    with suppress(FileNotFoundError):  # none of the usual ones can be written
+        places.append(Path(tempfile.gettempdir()).absolute())
+    return any(path.is_relative_to(place) for place in places)
+
+
+def _absolute(text: str) -> Path:
+    path = Path(text)
+    with suppress(RuntimeError):  # ~ of somebody whom the system does not know
+        path = path.expanduser()
+    return Path(os.path.normpath(path.absolute()))
 
 
 def _nowhere() -> bool:

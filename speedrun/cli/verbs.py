@@ -5,14 +5,16 @@ Standard library and typer only: both screens come in a tenth of a second.
 
 from __future__ import annotations
 
+import io
 import os
+import select
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, TextIO
 
 import typer.core
 
@@ -79,8 +81,9 @@ class Verbs(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # typer would call it an error of ours
+        except BrokenPipeError as error:  # of any pipe; typer would end without a word
             leave_closed_pipe()
+            raise RuntimeError("a pipe between our own processes was closed") from error
 
 
 class SomeVerbs(typer.core.TyperGroup):
@@ -150,7 +153,24 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, 20))
 
 
-def leave_closed_pipe() -> NoReturn:
-    """Whoever read our output has gone: say no more, not even at the end of the process."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(CLOSED_PIPE)
+def leave_closed_pipe() -> None:
+    """Where whoever read our output has gone: say no more, not even at the end of the process."""
+    closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed(stream)]
+    for stream in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if closed:
+        sys.exit(CLOSED_PIPE)
+
+
+def _is_closed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+        number = stream.fileno()
+    except BrokenPipeError:
+        return True
+    except io.UnsupportedOperation:  # none of the system's
+        return False
+    # A large text that failed is not kept, so that there may be nothing to flush.
+    asked = select.poll()
+    asked.register(number, 0)
+    return any(events & select.POLLERR for _, events in asked.poll(0))

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from speedrun.cli import app
-from speedrun.cli.verbs import FIRST_STEPS, GROUPS, start_screen
+from speedrun.cli.verbs import FIRST_STEPS, GROUPS, leave_closed_pipe, start_screen
 from speedrun.commands.train import train_command
 from speedrun.config.files import names
 from speedrun.data.verify import verify
@@ -135,3 +135,35 @@ def test_a_pipe_that_closes_ends_it_without_a_word() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_large_text_into_a_closed_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves nothing in the buffer that could be flushed again."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(BrokenPipeError):
+        out.write("x" * (1 << 20))
+    with pytest.raises(SystemExit) as ended:
+        leave_closed_pipe()
+    assert ended.value.code == 141
+    out.close()
+
+
+def test_a_fault_of_ours_keeps_its_traceback(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that is not our output, and a file that nobody named."""
+    faults: dict[OSError, type[Exception]] = {
+        BrokenPipeError(errno.EPIPE, "Broken pipe"): RuntimeError,
+        PermissionError(errno.EACCES, "Permission denied", "/none/of/ours"): PermissionError,
+    }
+    for fault, kind in faults.items():
+
+        def fail(*_: object, fault: OSError = fault) -> None:
+            raise fault
+
+        monkeypatch.setattr(f"{train_command.__module__}.train_command", fail)
+        with pytest.raises(kind) as raised:
+            call("train", "best")
+        assert fault in (raised.value, raised.value.__cause__)
+    call("train", "/none/of/ours").sentence(1, "Permission denied; check the path")
