@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,11 @@ def fit(resolved: Resolved, room: Room) -> Fitted:
     found |= _steps(config, free, room, found["batch.tokens"])
     for key in WINDOWS:
         if values[key] > length and key not in free:
-            _refuse(key, values[key], length, f"a sequence of {room.name} has {length} tokens")
+            start, end = WINDOWS[:2]
+            grows = key == end and values[start] > length  # at most to the end, says the schema
+            along = f"{start}={length} " if grows else ""
+            what = f"a sequence of {room.name} has {length} tokens"
+            _refuse(key, values[key], length, what, along)
         found[key] = min(values[key], length)
     shrunk = {key: (values[key], now) for key, now in found.items() if values[key] != now}
     origin = resolved.origin
@@ -119,7 +124,10 @@ def _length(config: Config, free: frozenset[str], room: Room) -> int:
     if "batch.length" not in free:
         if length > most:
             part = "validation" if room.val < room.train else "training"
-            _refuse("batch.length", length, most, f"{part} of {room.name} has {most + 1:,} tokens")
+            whole = gcd(tokens, config.validation.tokens)  # both have whole sequences of any length
+            largest = next((n for n in range(most, 0, -1) if whole % n == 0), 0)
+            what = f"{part} of {room.name} has {most + 1:,} tokens"
+            _refuse("batch.length", length, largest, what)
         return length
     rows = min(ROWS, tokens // length)
     wanted = [room.val - 1, (room.train - 1) // rows]
@@ -141,7 +149,7 @@ def _batch(config: Config, free: frozenset[str], room: Room, length: int) -> int
     if "batch.tokens" not in free:
         if tokens > most:
             what = f"the training text of {room.name} has {room.train:,} tokens"
-            _refuse("batch.tokens", tokens, most // length * length, what)
+            _refuse("batch.tokens", tokens, most // length * length, what, _shorter(config, length))
         return tokens
     rows = tokens // length
     while rows * length > most:
@@ -153,7 +161,7 @@ def _validation(config: Config, free: frozenset[str], room: Room, length: int) -
     most, tokens = (room.val - 1) // length * length, config.validation.tokens
     if tokens > most and "validation.tokens" not in free:
         what = f"the validation text of {room.name} has {room.val:,} tokens"
-        _refuse("validation.tokens", tokens, most, what)
+        _refuse("validation.tokens", tokens, most, what, _shorter(config, length))
     return min(tokens // length * length, most) if "validation.tokens" in free else tokens
 
 
@@ -166,10 +174,15 @@ def _steps(config: Config, free: frozenset[str], room: Room, batch: int) -> dict
     return {"train.steps": steps} | ({EVERY: every} if EVERY in free else {})
 
 
-def _refuse(key: str, value: int, largest: int, why: str) -> None:
+def _shorter(config: Config, length: int) -> str:
+    """What to set along with tokens that are whole sequences of the fitted length alone."""
+    return f"batch.length={length} " if length != config.batch.length else ""
+
+
+def _refuse(key: str, value: int, largest: int, why: str, along: str = "") -> None:
     if largest < 1:
         raise DataError(f"{key} = {value} cannot be used: {why}; build the dataset from more text")
-    raise ConfigError(f"{key} = {value} cannot be used: {why}, so at most {key}={largest}")
+    raise ConfigError(f"{key} = {value} cannot be used: {why}, so at most {along}{key}={largest}")
 
 
 def _sentence(shrunk: Mapping[str, tuple[int, int]], room: Room) -> str:

@@ -75,7 +75,7 @@ def test_nothing_is_fitted_to_the_tracks_own_text(track: str) -> None:
     ("word", "words"),
     [
         ("batch.tokens=8192", "batch.tokens=896"),
-        ("batch.length=512", "at most batch.length=299"),
+        ("batch.length=512", "at most batch.length=256"),
         ("validation.tokens=131072", "validation text of mine has 300 tokens, so at most"),
     ],
 )
@@ -83,6 +83,34 @@ def test_what_a_user_sets_is_refused_with_what_fits(word: str, words: str) -> No
     with pytest.raises(ConfigError, match=words) as refused:
         fitted(SMALL, word)
     assert word.replace("=", " = ") in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["batch.tokens=4096"],
+        ["batch.length=512"],
+        ["batch.length=384", "batch.tokens=7680", "validation.tokens=768"],
+        ["validation.tokens=1024"],
+        ["batch.tokens=4096", "validation.tokens=1024"],
+        ["attention.window_end=256"],
+        ["attention.window_start=256", "attention.window_end=256"],
+    ],
+)
+def test_what_a_refusal_names_is_accepted(words: list[str]) -> None:
+    """Pasted after what was typed; where two values are too large there are two refusals."""
+    for train, val in product((700, 5_000), (12, 70, 300)):
+        room, typed, refused = Room("mine", train, val, train), [*words], set[str]()
+        while True:
+            try:
+                usable(fitted(room, *typed, track="pico"), room)
+                break
+            except ConfigError as error:
+                about, advice = str(error).split(", so at most ")
+                assert about.partition(" = ")[0] not in refused
+                refused.add(about.partition(" = ")[0])
+                typed += advice.split()
+        assert refused or (train, val) != (700, 12)
 
 
 def test_what_a_user_sets_is_kept_and_the_rest_fits_it() -> None:
