@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from speedrun.files import finite, parse_json
+from speedrun.train.summary import MOST
 
 NUMBERS = (
     "tokens", "seconds", "wall_seconds", "loss", "bits_per_byte", "val_tokens", "ms", "grad_norm",
     "lr_multiplier", "wait_seconds", "peak_share", "peak_flops", "peak_seconds",
 )  # fmt: skip
 WHOLE = {"train": ("step", "tokens", "seconds", "loss"), "val": ("step", "tokens", "loss")}
-MOST = 1e24  # of anything that is counted or measured here
 
 
 def read_row(line: bytes) -> dict[str, Any] | None:

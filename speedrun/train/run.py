@@ -229,17 +229,29 @@ class RunFolder:
         return hashlib.sha256(data[:end]).hexdigest() if end else None
 
     def truncate_metrics(self, step: int, val_step: int) -> None:
-        """Forget what was logged after the checkpoint, which the resumed run does again."""
-        rows = self.read_metrics()
-        done = [i for i, row in enumerate(rows) if row["kind"] == "train" and row["step"] <= step]
+        """Forget what was logged after the checkpoint, which the resumed run does again.
+
+        Lines that are no records stay: only what is known to be done again may go.
+        """
+        lines = self._metrics_bytes().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            last_line = lines.pop()
+            if read_row(last_line) is not None:  # else a crash has cut it
+                lines.append(last_line + b"\n")
+        rows = [*map(read_row, lines)]
+        done = [
+            i
+            for i, row in enumerate(rows)
+            if row and row["kind"] == "train" and row["step"] <= step
+        ]
         last = max(done, default=-1)  # after a rewind, steps are logged a second time
         limits = {"train": -1, "rewind": -1, "val": val_step}
         kept = [
-            row
-            for i, row in enumerate(rows)
-            if i <= last or row.get("step", 0) <= limits.get(row["kind"], step)
+            line
+            for i, (line, row) in enumerate(zip(lines, rows, strict=True))
+            if i <= last or row is None or row.get("step", 0) <= limits.get(row["kind"], step)
         ]
-        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_atomically(self.metrics, b"".join(kept))
 
 
 def given_once(paths: Sequence[Path]) -> None:

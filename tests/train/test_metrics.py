@@ -22,7 +22,7 @@ VAL: dict[str, Any] = {"kind": "val", "step": 4, "tokens": 8, "seconds": 0.5, "l
         {"kind": 3}, {"kind": ["val"]}, {"step": "4"}, {"step": [4]}, {"step": None}, {"step": -1},
         {"step": 4.0}, {"step": True}, {"loss": "3"}, {"loss": {}}, {"loss": True},
         {"step": float("nan")}, {"loss": 10**400}, {"tokens": [8]},
-        {"bits_per_byte": "1"}, {"seconds": -(10**30)},
+        {"bits_per_byte": "1"}, {"seconds": -(10**41)},
     ],
     ids=str,
 )  # fmt: skip
@@ -63,3 +63,19 @@ def test_every_reader_passes_over_what_is_no_record(tmp_path: Path) -> None:
     assert page_data([folder])["runs"][0]["val"] == page["runs"][0]["val"]
     folder.truncate_metrics(40, 40)
     assert len(folder.read_metrics("val")) == len(honest)
+
+
+def test_a_resume_forgets_only_what_it_does_again(tmp_path: Path) -> None:
+    """A gradient of 1e30, which 32 bits hold, is a record; what is none is kept as it stands."""
+    run = RunFolder(tmp_path)
+    kept = [
+        json.dumps({"kind": "train", "step": step, "tokens": 8, "seconds": 0.5, "loss": 3.0} | more)
+        for step, more in ((1, {"grad_norm": 1e30}), (2, {"grad_norm": 3.4e38}), (3, {}))
+    ]
+    odd = ["written by hand", json.dumps(VAL | {"loss": 1e300})]
+    beyond = kept[2].replace('"step": 3', '"step": 4')
+    run.metrics.write_text("\n".join([*kept[:2], odd[0], kept[2], odd[1], beyond, kept[0][:9]]))
+    assert [row["step"] for row in run.read_metrics("train")] == [1, 2, 3, 4]
+    run.truncate_metrics(3, 3)
+    assert run.metrics.read_text().splitlines() == [*kept[:2], odd[0], kept[2], odd[1]]
+    assert run.metrics.read_text().endswith("\n")
