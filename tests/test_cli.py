@@ -107,7 +107,7 @@ def test_train_and_sample(tiny_dataset: Path, tmp_path: Path) -> None:
     assert text.returncode == 0
     assert text.stdout.startswith("1 + ")
     again = speedrun("train", "modern", "--run", tmp_path / "run", *overrides)
-    assert_one_sentence(again, 1, "already holds a run", "--resume")
+    assert_one_sentence(again, 1, "already holds a run", "complete", "another --run")
 
 
 def test_a_dataset_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

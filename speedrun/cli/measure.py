@@ -16,6 +16,7 @@ from speedrun.cli.complete import (
     switches,
     track_names,
 )
+from speedrun.cli.mistakes import refuse_overrides
 
 app = typer.Typer()
 
@@ -83,6 +84,7 @@ def race(
     override: SetOverrides = None,
 ) -> None:
     """Race recipes to the track's target: seeds, intervals, ratios, race.json and a page."""
+    refuse_overrides("speedrun race", recipes)
     from speedrun.commands.race import race_command
 
     race_command(

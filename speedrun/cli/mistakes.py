@@ -6,16 +6,40 @@ was given, and the next thing to try.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any
 
 import typer
 
-from speedrun.errors import quoted
+from speedrun.errors import ConfigError, quoted, shortened
 
 # What typer raises for a misuse. Its place depends on the version of typer, this name does not.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+# Options of `train` that people give to a verb which has them by another name.
+INSTEAD: Mapping[tuple[str, str], str] = {
+    ("race", "--steps"): "--budget N",
+    ("ablate", "--steps"): "--set train.steps=N",
+    ("tune", "--steps"): "--set train.steps=N",
+}
+OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+=.*", re.DOTALL)
+
+
+def refuse_overrides(path: str, words: Sequence[str]) -> None:
+    """`train` takes key=value after its recipe; a verb of many recipes takes it by an option."""
+    given = [word for word in words if OVERRIDE.fullmatch(word) and not word.endswith(".toml")]
+    if given:
+        raise ConfigError(f"{path}: {_as_options(given)}")
+
+
+def _as_options(given: Sequence[str]) -> str:
+    written = " ".join(f"--set {shlex.quote(word)}" for word in given)
+    named = ", ".join(map(quoted, given))
+    return f"{shortened(named)} is no recipe: write {shortened(written)} to set it for every run"
 
 
 def misuse(error: Any, words: Sequence[str]) -> str:
@@ -25,7 +49,7 @@ def misuse(error: Any, words: Sequence[str]) -> str:
     param = getattr(error, "param", None)
     see = f"`{path if context else 'speedrun VERB'} --help` lists what it takes"
     if kind == "NoSuchOption":
-        return f"{path} has no option {quoted(error.option_name)}; {_nearest(error)}{see}"
+        return f"{path} has no option {quoted(error.option_name)}; {_nearest(error, path)}{see}"
     if kind == "MissingParameter" and param is not None:
         what = _what(param)
         return f"{path} needs {_name(param)}{what}; {_example(context) or see}"
@@ -35,6 +59,10 @@ def misuse(error: Any, words: Sequence[str]) -> str:
     if param is not None:
         given = _given(param, words)
         return f"{path}: {_name(param)}{given} cannot be used: {reason}{_what(param)}"
+    if "unexpected extra argument" in reason and _takes_set(context):
+        plain = [word for before, word in pairwise(["", *words]) if not before.startswith("-")]
+        if given := [word for word in plain if OVERRIDE.fullmatch(word)]:
+            return f"{path}: {_as_options(given)}"
     return f"{path}: {reason}; {see}"
 
 
@@ -47,7 +75,13 @@ def _reason(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _nearest(error: Any) -> str:
+def _takes_set(context: Any) -> bool:
+    return context is not None and any("--set" in param.opts for param in context.command.params)
+
+
+def _nearest(error: Any, path: str) -> str:
+    if instead := INSTEAD.get((path.split()[-1], error.option_name)):
+        return f"write {instead}; "
     known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
     near = get_close_matches(error.option_name, [*(error.possibilities or ()), *known], n=1)
     return f"did you mean {near[0]}? " if near else ""

@@ -75,19 +75,26 @@ def _locate(kind: Kind, name: str, folder: Path | None) -> Path:
         path = Path(name).expanduser()
         path = folder / path if folder and not path.is_absolute() else path
         if not path.is_file():
+            near = get_close_matches(path.name, _files_in(path.parent), n=1)
+            there = f"nearest: {quoted(str(Path(name).parent / near[0]))}; " if near else ""
             raise ConfigError(
-                f"{kind} file {quoted(name)} does not exist; name one of {', '.join(names(kind))} "
-                "or a path to a .toml file"
+                f"{kind} file {quoted(name)} does not exist; {there}name one of "
+                f"{', '.join(names(kind))} or a path to a .toml file"
             )
         return path
     if name in names(kind):
         return FOLDERS[kind] / f"{name}.toml"
-    near = get_close_matches(name, names(kind), n=1, cutoff=0.0)
+    near = get_close_matches(name, [*names(kind), *_files_in(folder or Path())], n=1, cutoff=0.0)
     raise ConfigError(
-        f"{kind} {quoted(name)} is not known; nearest: {near[0]!r} (known: "
+        f"{kind} {quoted(name)} is not known; nearest: {quoted(near[0])} (known: "
         f"{', '.join(names(kind))}; "
         "a path to a .toml file works too)"
     )
+
+
+def _files_in(folder: Path) -> list[str]:
+    """What may have been meant by a name with a letter too few."""
+    return [path.name for path in folder.glob("*.toml")]
 
 
 def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:

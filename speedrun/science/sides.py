@@ -127,7 +127,7 @@ def _is_number(value: Any) -> bool:
 
 def _no_run(path: Path) -> str:
     if path.is_dir():
-        inside = f"; `speedrun runs {path}` lists the runs in it"
+        inside = f"; `speedrun runs {shlex.quote(str(path))}` lists the runs in it"
         return f"{shortened(path)} is not a run folder: it has no config.toml{inside}"
     if path.exists():
         return f"{shortened(path)} is a file; name run folders, which `speedrun runs` lists"
@@ -253,8 +253,12 @@ def _reasons(sides: Sequence[Side]) -> list[tuple[str, str]]:
         found.append(("loss", "losses and costs to the target: they are of different rows of the "
                               f"validation text ({', '.join(rows)})"))  # fmt: skip
     if len({run.entry.get("tokens") for run in runs}) > 1:
-        found.append(("last loss", "last losses: they are after different numbers of tokens; those "
-                                   "after equal ones are in the table"))  # fmt: skip
+        # The table has a row of them where runs were validated after equal numbers of tokens.
+        equal = not found and _common_tokens(sides)
+        there = "; those after equal ones are in the table" if equal else ""
+        found.append(
+            ("last loss", f"last losses: they are after different numbers of tokens{there}")
+        )
     if len({run.config.train.target for run in runs}) > 1:
         targets = ", ".join(f"{side.name} {side.config.train.target:g}" for side in sides)
         found.append(("target", f"costs to the target: there are several ({targets})"))

@@ -53,8 +53,7 @@ def launch(request: Request, run: RunFolder) -> NoReturn:
         how = f"signal {-failure.exitcode}" if died else f"exit code {failure.exitcode}"
         raise RunError(
             f"rank {rank} ended first, with {how}, and took the others with it; what it said is "
-            f"above, and `speedrun train --resume --run {run.path}` goes on from the last "
-            "checkpoint"
+            f"above, and `{run.resume_command}` goes on from the last checkpoint"
         ) from None
     summary = run.read_summary()
     sys.exit(summary.exit_code if summary else 0)

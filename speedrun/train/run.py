@@ -23,6 +23,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from typing import Any
 
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError, RunError, shortened
+from speedrun.errors import ConfigError, RunError, SpeedrunError, shortened
 from speedrun.files import finite, write_atomically, write_json
 from speedrun.locks import InUseError, held, is_held
 from speedrun.train import checkpoint
@@ -74,11 +75,24 @@ class RunFolder:
         return {row["step"]: row["loss"] for row in self.read_metrics("val") if row["loss"]}
 
     def refuse_if_taken(self) -> None:
-        if self.config.exists():
+        if not self.config.exists():
+            return
+        complete = False
+        with suppress(SpeedrunError):  # a config that cannot be read is told by who resumes it
+            complete = self.finished(self.load_config())
+        if complete:
             raise RunError(
-                f"run folder {self.path} already holds a run; continue it with "
-                f"`speedrun train --resume --run {self.path}`, or choose another --run"
+                f"run folder {self.path} already holds a run, which is complete; choose another "
+                "--run"
             )
+        raise RunError(
+            f"run folder {self.path} already holds a run; continue it with "
+            f"`{self.resume_command}`, or choose another --run"
+        )
+
+    @property
+    def resume_command(self) -> str:
+        return f"speedrun train --resume --run {shlex.quote(str(self.path))}"
 
     def read_summary(self) -> Summary | None:
         """The result; None while the run has none."""
@@ -172,6 +186,10 @@ class RunFolder:
         write_json(self.forced, [*dict.fromkeys([*self.read_forced(), *sentences])])
 
     def load_config(self) -> Config:
+        if not self.path.exists():
+            raise RunError(
+                f"run folder {self.path} does not exist; `speedrun runs` lists those there are"
+            )
         if not self.config.is_file():
             raise RunError(
                 f"{self.path} is not a run folder: it has no config.toml; `speedrun runs` lists "

@@ -105,7 +105,7 @@ def run_training(
         if checkpoints.failure:
             raise RunError(
                 f"the run came to step {progress.step}, but {checkpoints.failure}; make room and "
-                f"continue from the older one with `speedrun train --resume --run {run.path}`"
+                f"continue from the older one with `{run.resume_command}`"
             )
         if world.first:
             summary = summary.model_copy(update={"metrics_sha256": run.metrics_digest()})

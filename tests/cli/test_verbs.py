@@ -76,6 +76,13 @@ def test_help_has_the_verbs_in_groups(call: Call) -> None:
         (["train", "best", "--seed"], ["--seed needs a value"]),
         (["doctor", "now"], ["speedrun doctor", "now", "`speedrun doctor --help`"]),
         (["train", "best", "--steps", "9" * 5000 + "x"], ["(5,003 characters)"]),
+        (["race", "best", "data.dir=a b"], ["'data.dir=a b' is no recipe: write --set 'data.dir="]),
+        (["race", "best", "data.dir=/x/y"], ["write --set data.dir=/x/y "]),
+        (["ablate", "best", "--set", "a.b=1", "data.dir=x"], ["write --set data.dir=x "]),
+        (["tune", "best", "--budget", "2", "data.dir=x"], ["write --set data.dir=x "]),
+        (["race", "best", "--steps", "5"], ["no option '--steps'; write --budget N; "]),
+        (["ablate", "best", "--steps=5"], ["no option '--steps'; write --set train.steps=N; "]),
+        (["tune", "best", "--steps", "5"], ["no option '--steps'; write --set train.steps=N; "]),
     ],
 )
 def test_misuse_is_one_sentence(call: Call, words: list[str], expected: list[str]) -> None:

@@ -183,3 +183,13 @@ def test_mistakes(
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=words):
         compare_runs([Path(name) for name in names])
+
+
+def test_a_row_of_equal_tokens_is_named_where_there_is_one(tmp_path: Path) -> None:
+    one = run_of(tmp_path / "a")
+    other = run_of(tmp_path / "b", "train.steps=20", "model.softcap=15.0")
+    said = "last losses: they are after different numbers of tokens"
+    assert compare_runs([one, other]).forbidden == (f"{said}; those after equal ones are in the "
+                                                    "table",)  # fmt: skip
+    short = run_of(tmp_path / "c", "train.steps=7", "model.softcap=15.0")
+    assert compare_runs([one, short]).forbidden == (said,)

@@ -126,6 +126,8 @@ def test_ctrl_c_ends_a_text_and_not_the_conversation(
 def test_a_folder_without_a_checkpoint_is_one_sentence(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run folder"):
         sample_command(tmp_path, prompt="", tokens=1, sampling=HOT)
+    with pytest.raises(RunError, match="nope does not exist; `speedrun runs` lists"):
+        sample_command(tmp_path / "nope", prompt="", tokens=1, sampling=HOT)
     copied = tmp_path / "copied"
     shutil.copytree(trained, copied)
     newest = max((copied / "checkpoints").glob("step-*"))

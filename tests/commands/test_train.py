@@ -187,9 +187,13 @@ def test_a_taken_folder_is_refused_and_left_alone(words: tuple[str, ...], tmp_pa
     train_command(request(overrides=words, folder=tmp_path / "run"))
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     for ranks in (0, 2):
-        with pytest.raises(RunError, match="already holds a run"):
+        with pytest.raises(RunError, match="already holds a run, which is complete"):
             train_command(request(overrides=words, folder=tmp_path / "run", ranks=ranks))
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    (tmp_path / "run/summary.json").unlink()
+    (tmp_path / "run").rename(tmp_path / "first ü")
+    with pytest.raises(RunError, match=r"--resume --run '.*/first ü'`"):
+        train_command(request(overrides=words, folder=tmp_path / "first ü"))
 
 
 def summary(**changes: Any) -> Summary:

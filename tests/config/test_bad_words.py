@@ -132,3 +132,18 @@ def test_losses_are_written_in_plain_digits(tmp_path: Path) -> None:
     (tmp_path / "losses.csv").write_text("3.27\n٣.٢٧\n")
     with pytest.raises(ConfigError, match=r"line 2: '٣\.٢٧' is not a number"):
         read_losses(tmp_path / "losses.csv")
+
+
+def test_a_file_named_with_a_letter_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    for name in ("mine.toml", "in/other.toml"):
+        (tmp_path / name).write_text('extends = "best"')
+    for given, near in (
+        ("mine.tml", "mine.toml"), ("min.toml", "mine.toml"), ("in/othr.toml", "in/other.toml"),
+        ("modem", "modern"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"nearest: '{near}'"):
+            resolve(given, "nano")

@@ -72,7 +72,7 @@ def test_documents_names_and_tables_are_written_out(
     ("words", "said"),
     [
         (["train", RED], r"recipe '\x1b[31mred' is not known"),
-        (["sample", RED], r"\x1b[31mred is not a run folder"),
+        (["sample", RED], r"run folder \x1b[31mred does not exist"),
         (["sample", "x" * 5000], "File name too long"),
         (["train", "x" * 5000], "is not known; nearest"),
         (["report", "y" * 300], "File name too long"),
