@@ -75,9 +75,11 @@ def write_json(path: Path, value: Any) -> None:
 def parse_json(data: str | bytes) -> Any:
     """What a JSON text says; whatever is none is a ValueError."""
     try:
-        found = json.loads(data)
-        # Only an escape can stand for half of a pair, which nothing could write as UTF-8 again.
-        if (data.find("\\u") if isinstance(data, str) else data.find(b"\\u")) >= 0:
+        # json.loads would read bytes of other encodings too, and halves of pairs among them.
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+        found = json.loads(text)
+        # An escape can still stand for half of a pair, which nothing could write as UTF-8 again.
+        if "\\u" in text or isinstance(data, str):
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

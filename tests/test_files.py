@@ -126,4 +126,6 @@ def test_json_with_half_a_character_is_refused() -> None:
     for data in ('{"a": "\\ud800"}', b'["\\udc00\\ud800"]', '{"\\udfff": 1}'):
         with pytest.raises(ValueError, match="half of a surrogate pair"):
             parse_json(data)
+    with pytest.raises(ValueError, match="can't decode byte 0xed"):
+        parse_json(b'["\xed\xa0\x80"]')
     assert parse_json(r'["\ud83c\udfc1", "\u00e9", "\\ud800"]') == ["\U0001f3c1", "\xe9", r"\ud800"]

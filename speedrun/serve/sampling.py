@@ -29,6 +29,9 @@ from speedrun.model.decode import Draws
 Logits = NDArray[np.float32]
 
 
+MOST_PENALTY = 1e6  # logits times this are still numbers
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn; what cannot be meant is refused."""
@@ -46,9 +49,10 @@ class Sampling:
             raise ConfigError(f"top-k is 0 (all tokens) to {2**31 - 1}, not {self.top_k}")
         if not 0 <= self.top_p <= 1:
             raise ConfigError(f"top-p is a share between 0 and 1, not {self.top_p}")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+        if not 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
             raise ConfigError(
-                f"a repetition penalty is above 0, and 1 for none, not {self.repetition_penalty}"
+                f"a repetition penalty is {1 / MOST_PENALTY:g} to {MOST_PENALTY:g}, and 1 for "
+                f"none, not {self.repetition_penalty}"
             )
         if self.seed < 0:
             raise ConfigError(f"a seed is 0 or more, not {self.seed}")

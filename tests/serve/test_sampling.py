@@ -134,7 +134,8 @@ def test_a_model_that_diverged_is_one_sentence(bad: float, monkeypatch: pytest.M
     [
         {"temperature": math.nan}, {"temperature": -1.0}, {"temperature": math.inf}, {"top_k": -1},
         {"top_p": 1.1}, {"top_p": math.nan}, {"repetition_penalty": 0.0},
-        {"repetition_penalty": math.inf}, {"seed": -1},
+        {"repetition_penalty": math.inf}, {"repetition_penalty": 1e300},
+        {"repetition_penalty": 1e-300}, {"seed": -1},
     ],
     ids=str,
 )  # fmt: skip
