@@ -5,6 +5,10 @@ one machine alone, so whoever holds the file also writes its host and process in
 that rises every few seconds. Who finds the name of another host there watches the number: one that
 moves is in use, one that stands still was left behind by a process that was killed. Clocks of
 different machines are never compared.
+
+Whoever makes the file is the first: that is decided once for all machines. It writes its name at
+once, and whoever finds the file without a name gives it time for that. One that was late, or took
+the place of another host, waits for the other's next sign of life, which writes over its own name.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import NamedTuple
 
 BEAT = 3.0  # seconds between two signs of life
 PATIENCE = 4 * BEAT  # without one, the owner is gone
-SETTLE = 0.2  # seconds for another's name to show, where there are no locks
+SETTLE = 0.5  # seconds in which a name is written and shows
 PAUSES = (0.0, 0.02, 0.1)  # seconds: `is_held` of another process has the lock for an instant
 RECENT = 60.0  # seconds
 LENGTH = 300  # of an owner's line
@@ -47,21 +51,33 @@ def held(path: Path, *, wait: bool) -> Iterator[None]:
     Without `wait`, one that is in use is an InUseError.
     """
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        since = time.monotonic()
+        handle, made = _open(path)
         try:
             locks = _flock(path, handle, wait)
             if not _names(path, handle):  # removed by its owner while we waited
                 continue
-            me = Owner(_host(), os.getpid(), 0)
-            if not _free(path, me, locks, wait):
+            if not made:
+                since = time.monotonic()
+            me, before = Owner(_host(), os.getpid(), 0), _owner(path)
+            if not _free(path, before, me, locks, wait):
                 continue
-            _sign(handle, me)
-            if not locks:
-                time.sleep(SETTLE)
-                if (now := _owner(path)) is not None and now[:2] != me[:2]:  # another was last
-                    if not wait:
-                        raise InUseError(str(now))
+            if before is None and not made:  # whoever made it may be about to write its name
+                time.sleep(2 * SETTLE)
+                since = time.monotonic()
+                if _owner(path) is not None:
                     continue
+            _sign(handle, me)
+            if time.monotonic() - since > SETTLE or (before and before.host != me.host):
+                time.sleep(2 * BEAT + SETTLE)
+            elif not made and not (locks and before):
+                time.sleep(SETTLE)
+            if (now := _owner(path)) is not None and now[:2] != me[:2]:  # another was last
+                if not wait:
+                    raise InUseError(str(now))
+                continue
+            if not _names(path, handle):
+                continue
             try:
                 with _beating(handle, me):
                     yield
@@ -93,7 +109,11 @@ def is_held(path: Path) -> bool:
         locks = False
     finally:
         os.close(handle)
-    if (owner := _owner(path)) is None:
+    try:
+        owner = _owner(path)
+    except OSError:  # nobody can tell
+        return False
+    if owner is None:
         return False
     if owner.host != _host():
         with suppress(OSError):
@@ -103,6 +123,13 @@ def is_held(path: Path) -> bool:
 
 def _host() -> str:
     return "-".join(platform.node().split()) or "a-host"
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """The file, and whether it is known to have been made here and now."""
+    with suppress(FileExistsError):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False  # it may be gone since
 
 
 def _flock(path: Path, handle: int, wait: bool) -> bool:
@@ -119,9 +146,8 @@ def _flock(path: Path, handle: int, wait: bool) -> bool:
     raise InUseError(str(_owner(path) or "of which no more is known"))
 
 
-def _free(path: Path, me: Owner, locks: bool, wait: bool) -> bool:
+def _free(path: Path, owner: Owner | None, me: Owner, locks: bool, wait: bool) -> bool:
     """Whether nobody holds the file but the one it is locked by; False: look again."""
-    owner = _owner(path)
     if owner is None or owner[:2] == me[:2]:
         return True
     if owner.host == me.host:  # a lock would have told
@@ -155,20 +181,28 @@ def _alive(process: int) -> bool:
 
 
 def _owner(path: Path) -> Owner | None:
-    """Who wrote the file last; opened anew, for then NFS asks the server."""
+    """Who wrote the file last; opened anew, for then NFS asks the server.
+
+    What cannot be read is an OSError: that it names nobody is not known.
+    """
     try:
         with path.open("rb") as file:
             host, process, beat = file.read(LENGTH).decode().split()
         return Owner(host, int(process), int(beat))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
 
 
 def _sign(handle: int, owner: Owner) -> None:
-    """Write the owner's line; always of one length, so that a full disk is in nobody's way."""
+    """Write the owner's line; always of one length, so that a full disk is in nobody's way.
+
+    Other machines see what is on the server, to which the system would bring it half a minute
+    later.
+    """
     line = f"{owner.host} {owner.process} {owner.beat}"[: LENGTH - 1].ljust(LENGTH - 1)
     with suppress(OSError):
         os.pwrite(handle, f"{line}\n".encode(), 0)
+        os.fsync(handle)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,87 @@ def test_threads_take_turns(tmp_path: Path) -> None:
 def test_where_nothing_can_be_made_the_reason_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), held(tmp_path / "none/lock", wait=False):
         pass
+
+
+def test_two_hosts_whose_locks_do_not_meet_are_never_both_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen a file without a name before either writes its own."""
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(platform, "node", lambda: threading.current_thread().name)
+    monkeypatch.setattr(locks, "SETTLE", 0.1)
+    about_to_write, decided = threading.Barrier(2), threading.Barrier(2)
+    sign, seen, refused = locks._sign, set[str](), []
+
+    def sign_together(handle: int, owner: locks.Owner) -> None:
+        if owner.host not in seen:
+            seen.add(owner.host)
+            with suppress(threading.BrokenBarrierError):
+                about_to_write.wait(1.0)
+        sign(handle, owner)
+
+    monkeypatch.setattr(locks, "_sign", sign_together)
+
+    def start() -> None:
+        try:
+            with held(tmp_path / "lock", wait=False):
+                decided.wait(20.0)
+        except InUseError as owner:
+            refused.append(str(owner))
+            decided.wait(20.0)
+
+    hosts = [threading.Thread(target=start, name=name) for name in ("one", "two")]
+    for host in hosts:
+        host.start()
+    for host in hosts:
+        host.join()
+    assert len(refused) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_second_host_is_refused_and_the_first_start_waits_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(locks, "SETTLE", 5.0)  # were it waited for, the test would be known by it
+    slept: list[float] = []
+    sleep = time.sleep
+
+    def counted(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            slept.append(seconds)
+        sleep(min(seconds, 0.05))
+
+    monkeypatch.setattr(time, "sleep", counted)
+    with held(tmp_path / "lock", wait=False):
+        assert not any(slept)
+        monkeypatch.setattr(platform, "node", lambda: "there")
+        with pytest.raises(InUseError, match=f"process {os.getpid()} on here"):
+            held(tmp_path / "lock", wait=False).__enter__()
+
+
+def test_a_name_goes_to_the_disk_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed, sync = threading.Semaphore(0), os.fsync
+
+    def counted(handle: int) -> None:
+        sync(handle)
+        flushed.release()
+
+    monkeypatch.setattr(os, "fsync", counted)
+    with held(tmp_path / "lock", wait=False):
+        for _ in range(3):
+            assert flushed.acquire(timeout=20)
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lock").write_text("there 7 0\n")
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        held(tmp_path / "lock", wait=False).__enter__()
+    assert not locks.is_held(tmp_path / "lock")

@@ -173,6 +173,7 @@ def test_a_folder_in_use_on_another_host_is_refused_with_its_name(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr("speedrun.locks.SETTLE", 0.01)
+    monkeypatch.setattr("speedrun.locks.BEAT", 0.05)
     monkeypatch.setattr("speedrun.locks.PATIENCE", 0.2)
     beats = iter(range(1000))
 
