@@ -37,6 +37,13 @@ class MemoryLimit(NamedTuple):
     def __str__(self) -> str:
         return f"{self.amount / 2**30:.3g} GiB ({self.source})"
 
+    def share(self, processes: int) -> MemoryLimit:
+        """Of one of so many."""
+        if self.each or processes == 1:
+            return self
+        source = f"a share of {processes}: {self.source}"
+        return MemoryLimit(self.amount // processes, self.free // processes, source)
+
 
 def text_of(file: Path) -> str:
     """What the file says; nothing where it cannot be read."""
@@ -170,10 +177,14 @@ def machine_memory() -> tuple[int, int]:
     return int(memory.total), int(memory.available)
 
 
-def least_memory() -> MemoryLimit:
-    """What there is for this process, the machine's own or the smallest limit."""
+def memory_shares(processes: int = 1) -> list[MemoryLimit]:
+    """What each of so many processes on this machine may have; the least first.
+
+    Whatever they share is divided among them; a limit of each process is its own.
+    """
     whole = MemoryLimit(*machine_memory(), "all that this machine has")
-    return min([whole, *memory_limits()], key=lambda limit: limit.amount)
+    shares = [limit.share(processes) for limit in (whole, *memory_limits())]
+    return sorted(shares, key=lambda limit: limit.amount)
 
 
 def memory_limits() -> list[MemoryLimit]:
@@ -229,7 +240,7 @@ def _slurm_memory() -> Iterator[MemoryLimit]:
 
 def memory_bytes() -> int:
     """The machine's memory, or what the smallest limit leaves of it."""
-    return least_memory().amount
+    return memory_shares()[0].amount
 
 
 def memory_available() -> int:

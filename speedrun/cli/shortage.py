@@ -15,7 +15,7 @@ from pathlib import Path
 
 from speedrun.errors import SpeedrunError
 from speedrun.files import NoHomeError, cache_home
-from speedrun.limits import least_memory
+from speedrun.limits import memory_shares
 
 # torch's own words; of C++ libraries that end in std::bad_alloc Python makes a MemoryError.
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "bad_alloc")
@@ -57,7 +57,7 @@ def _memory(verb: str) -> SpeedrunError:
     instead = SMALLER.get(verb, "make it smaller")
     on = "; --resume goes on from the last checkpoint, if there is one" if verb == "train" else ""
     return SpeedrunError(
-        f"memory ran out, of {least_memory()}: {instead}, or give it more memory{on}"
+        f"memory ran out, of {memory_shares()[0]}: {instead}, or give it more memory{on}"
     )
 
 

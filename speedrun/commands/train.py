@@ -239,15 +239,16 @@ def _beside_the_race(config: Config) -> str:
 
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:
-    from speedrun.limits import least_memory, memory_bytes
-    from speedrun.train.estimate import estimate
+    from speedrun.limits import memory_shares
+    from speedrun.train.estimate import beyond, estimate
 
     fitted, vocab_size, about = _before_it_is_built(resolved)
     config = fitted.config
     config.microbatches(ranks)
     rows = [(key, toml_text(value), origin) for key, value, origin in fitted.resolved.rows()]
     print_table(("key", "value", "from"), rows)
-    cost = estimate(config, vocab_size, ranks, memory_bytes())
+    memory = memory_shares(ranks)[0]
+    cost = estimate(config, vocab_size, ranks, memory.amount)
     print()
     parameters = {**cost.parameters, "total": sum(cost.parameters.values())}
     tokens = config.steps * config.batch.tokens
@@ -261,8 +262,8 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
     for note in (*fitted.notes, *idle(fitted.resolved), *about):
         print(note)
-    if cost.memory_bytes * ranks > memory_bytes():
-        print(f"that is more than there are, {least_memory()}: set a smaller batch.length or model")
+    if text := beyond(cost.memory_bytes, memory):
+        print(text)
 
 
 def _before_it_is_built(resolved: Resolved) -> tuple[Fitted, int, list[str]]:

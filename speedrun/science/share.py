@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.limits import cores, memory_available, memory_bytes
+from speedrun.limits import cores, memory_bytes, memory_shares
 from speedrun.science.jobs import Job, RunSet
 from speedrun.train.build import choose_device
 from speedrun.train.estimate import estimate, vocab_size_of
@@ -104,6 +104,10 @@ def _that_fit(configs: Sequence[Config], most: int) -> int:
 
     if most == 1:
         return 1
-    free = memory_available()
     largest = max(configs, key=lambda config: need(config, most))
-    return next((n for n in range(most, 1, -1) if n * need(largest, n) <= free), 1)
+    fitting = (n for n in range(most, 1, -1) if need(largest, n) <= _free_for_each_of(n))
+    return next(fitting, 1)
+
+
+def _free_for_each_of(runs: int) -> int:
+    return min(limit.free for limit in memory_shares(runs))

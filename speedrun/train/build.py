@@ -7,6 +7,7 @@ with a sentence that says what to set instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from speedrun.data.tokenizer import Tokenizer
 from speedrun.data.validation import ValidationBatches
 from speedrun.errors import ConfigError
 from speedrun.hardware import matmul_flops, probe_bf16
-from speedrun.limits import memory_bytes
+from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model.gpt import GPT
-from speedrun.train.estimate import refuse_too_large, sequences_that_fit
+from speedrun.train.estimate import beyond, least_more, sequences_that_fit, taken
 from speedrun.train.world import World
 
 
@@ -80,20 +81,17 @@ def open_data(
     tokenizer, why = load_tokenizer_if_any(dataset)
     notes = [f"no bits per byte and no samples in this run: {reason}" for reason in why]
     length = config.batch.length
-    if world.device.type == "cuda":  # a GPU is one rank's own
-        memory = torch.cuda.get_device_properties(world.device).total_memory
-    else:
-        memory = memory_bytes() // world.local_size
-    refuse_too_large(config, dataset.vocab_size, memory, dtype.itemsize)
-    fits = sequences_that_fit(config, dataset.vocab_size, memory, dtype.itemsize)
+    memory = memory_of(world)
+    fits = sequences_that_fit(config, dataset.vocab_size, memory[0].amount, dtype.itemsize)
     microbatches = config.microbatches(world.size, fits)
+    rows = config.batch.tokens // length // world.size // microbatches
+    refuse_too_large(config, dataset.vocab_size, world, memory, rows, dtype)
     shared: dict[str, Any] = {
         "seq_len": length,
         "vocab_size": dataset.vocab_size,
         "eot": dataset.eot,
         "device": world.device,
     }
-    rows = config.batch.tokens // length // world.size // microbatches  # that fit in training
     validation = ValidationBatches(
         dataset.split("val"),
         tokens=config.validation.tokens,
@@ -113,6 +111,31 @@ def open_data(
     )
     sizes = torch.from_numpy(tokenizer.token_bytes()).to(world.device) if tokenizer else None
     return TrainingData(dataset, tokenizer, sizes, loader, validation, microbatches, tuple(notes))
+
+
+def memory_of(world: World) -> list[MemoryLimit]:
+    """What this rank may have, the least first."""
+    if world.device.type == "cpu":
+        return memory_shares(world.local_size)
+    total = torch.cuda.get_device_properties(world.device).total_memory  # one rank's own
+    return [MemoryLimit(total, total, f"all that {world.device} has", each=True)]
+
+
+def refuse_too_large(
+    config: Config,
+    vocab_size: int,
+    world: World,
+    memory: Sequence[MemoryLimit],
+    rows: int,
+    dtype: torch.dtype,
+) -> None:
+    """What does not fit is told with who limits it before it is built, not killed later."""
+    here = world.device.type == "cpu"
+    # Of a GPU only what is sure: its kernels keep less of a row than a CPU's.
+    more = least_more(config, vocab_size, rows if here else 1, dtype.itemsize)
+    for limit in memory:
+        if text := beyond((taken(limit) if here else 0) + more, limit):
+            raise ConfigError(text)
 
 
 def choose_compile(requested: str, device: torch.device) -> tuple[str, str]:

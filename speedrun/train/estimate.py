@@ -20,9 +20,8 @@ from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
-from speedrun.errors import ConfigError
 from speedrun.hardware import peak_memory_bytes
-from speedrun.limits import least_memory, memory_bytes, memory_limits, threads
+from speedrun.limits import MemoryLimit, threads
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
 from speedrun.model.roles import MATRICES
@@ -109,18 +108,6 @@ def least_weights(config: Config, vocab_size: int) -> int:
     return model.width * (inside + rows)
 
 
-def refuse_too_large(config: Config, vocab_size: int, memory: int, itemsize: int = 4) -> None:
-    """What cannot fit, before it is built: weights, gradients, one moment, one sequence."""
-    least = 3 * itemsize * least_weights(config, vocab_size)
-    least += sequence_bytes(config, vocab_size, itemsize)
-    if least > memory:
-        raise ConfigError(
-            f"{config.model.layers} layers of width {config.model.width:,} on sequences of "
-            f"{config.batch.length:,} tokens take at least {least / 2**30:,.1f} GiB, and there are "
-            f"{memory / 2**30:,.1f}: set a smaller model or batch.length"
-        )
-
-
 class _WithoutValues(TorchFunctionMode):
     """Draws no initial weights: the meta device has none, and to find that out torch imports its
     compiler there, which takes longer than all the rest of a dry run."""
@@ -139,12 +126,13 @@ def without_storage(config: Config, vocab_size: int) -> GPT:
 
 
 def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estimate:
+    """`memory`: bytes that each rank may have."""
     model = without_storage(config, vocab_size)
     roles = model.roles()
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         parameters[roles[name]] += parameter.numel()
-    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory // ranks))
+    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
     rows = config.batch.tokens // config.batch.length // ranks // passes
     moments = build_optimizer(model.named_roles(), config).state_bytes()
     return Estimate(
@@ -158,25 +146,25 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
     )
 
 
-def refuse_beyond_limits(config: Config, vocab_size: int, ranks: int, ranks_here: int) -> None:
-    """What the memory of this host does not hold is told with who limits it, not killed later.
+def taken(limit: MemoryLimit) -> int:
+    """What of a limit for this host's memory a rank has by now, before its model is built."""
+    if not limit.each:
+        return peak_memory_bytes()  # what was touched
+    # Of addresses also what is mapped only, and what threads will map.
+    return limit.amount - limit.free + 2 * threads() * THREAD_ADDRESSES
 
-    Counted are weights, gradients, one moment and the rows of a pass, beside what we have by now.
-    """
-    memory = memory_bytes() // ranks_here
-    passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
-    rows = config.batch.tokens // config.batch.length // ranks // passes
-    more = 12 * least_weights(config, vocab_size) + rows * sequence_bytes(config, vocab_size)
-    now = peak_memory_bytes()
-    for limit in (least_memory(), *memory_limits()):
-        ranks_in_it = 1 if limit.each else ranks_here
-        taken = now  # touched; of addresses also what is mapped only, and what threads will map
-        if limit.each:
-            taken = limit.amount - limit.free + 2 * threads() * THREAD_ADDRESSES
-        total = ranks_in_it * (taken + more)
-        if total > limit.amount:
-            raise ConfigError(
-                f"this run needs about {total / 2**30:.3g} GiB of memory, and there are "
-                f"{limit}: make model.width, model.layers or batch.length smaller, or give it "
-                "more memory"
-            )
+
+def least_more(config: Config, vocab_size: int, rows: int, itemsize: int = 4) -> int:
+    """What a rank takes at least: weights, gradients, one moment, and the rows of a pass."""
+    weights = 3 * itemsize * least_weights(config, vocab_size)
+    return weights + rows * sequence_bytes(config, vocab_size, itemsize)
+
+
+def beyond(needed: int, memory: MemoryLimit) -> str:
+    """What to say of a rank that needs so many bytes of this; nothing where it fits."""
+    if needed <= memory.amount:
+        return ""
+    return (
+        f"this run needs about {needed / 2**30:,.3g} GiB of memory a process, and there are "
+        f"{memory}: make model.width, model.layers or batch.length smaller, or give it more memory"
+    )

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 
 from speedrun.config.schema import Config
-from speedrun.data.dataset import Dataset
 from speedrun.data.fit import Fitted, name_of
 from speedrun.data.inspect import prompt_of
 from speedrun.errors import ConfigError, RunError
@@ -19,7 +18,7 @@ from speedrun.hardware import peak_memory_bytes
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.environment import environment, with_earlier
-from speedrun.train.estimate import flops_per_token, refuse_beyond_limits
+from speedrun.train.estimate import flops_per_token
 from speedrun.train.guard import Sink
 from speedrun.train.log import Display, Log
 from speedrun.train.loop import train
@@ -75,9 +74,6 @@ def run_training(
                     f"--stop-after {request.stop_after} cannot be used: {progress.step} steps of "
                     f"{config.steps} are done; give more"
                 )
-            if world.device.type == "cpu":
-                vocab_size = Dataset.open(dataset).vocab_size
-                refuse_beyond_limits(config, vocab_size, world.size, world.local_size)
             trainer = Trainer(config, world, dataset, progress, request.stop_after)
             stack.enter_context(trainer.loader)
         loggers = stack.enter_context(Loggers(display.note))

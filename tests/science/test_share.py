@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from speedrun.errors import ConfigError
+from speedrun.limits import MemoryLimit
 from speedrun.science import share
 from speedrun.science.jobs import Job, RunSet, plan_jobs
 from speedrun.science.share import ONE_A_CORE, share_machine
@@ -16,10 +17,16 @@ from tests.conftest import TINY
 SMALL = tuple(word for word in TINY if not word.startswith("machine."))
 
 
+def set_free(monkeypatch: pytest.MonkeyPatch, free: int, *, each: bool = False) -> None:
+    """Of 64 GiB that runs share, or that each of them may have."""
+    limit = MemoryLimit(64 << 30, free, "of a test", each)
+    monkeypatch.setattr(share, "memory_shares", lambda runs: [limit.share(runs)])
+
+
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(share, "cores", lambda: 8)
-    monkeypatch.setattr(share, "memory_available", lambda: 64 << 30)
+    set_free(monkeypatch, 64 << 30)
     monkeypatch.setattr(share, "memory_bytes", lambda: 64 << 30)
 
 
@@ -63,14 +70,16 @@ def test_as_many_as_asked(tmp_path: Path) -> None:
 
 
 def test_no_more_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "memory_available", lambda: 2 << 30)  # a run takes 0.4 GiB at least
+    set_free(monkeypatch, 2 << 30)  # a run takes 0.4 GiB at least
     ((jobs, threads),) = shared(tmp_path, plan())
     assert 1 < jobs < 8
     assert threads == 8 // jobs
     with pytest.raises(ConfigError, match=f"--jobs 8 cannot be used: .* free holds {jobs}"):
         shared(tmp_path, plan(), asked=8)
-    monkeypatch.setattr(share, "memory_available", lambda: 1 << 20)
+    set_free(monkeypatch, 1 << 20)
     assert shared(tmp_path, plan()) == {(1, 0)}
+    set_free(monkeypatch, 2 << 30, each=True)
+    assert shared(tmp_path, plan()) == {(8, 1)}
 
 
 def test_a_gpu_takes_one_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

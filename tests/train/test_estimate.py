@@ -3,23 +3,26 @@ from __future__ import annotations
 import pytest
 import torch
 
+from speedrun import limits
 from speedrun.config.files import names
 from speedrun.config.resolve import resolve
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
+from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model import native
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import dense_mask
+from speedrun.train.build import memory_of, refuse_too_large
 from speedrun.train.estimate import (
     estimate,
     flops_per_token,
     least_weights,
-    refuse_beyond_limits,
-    refuse_too_large,
     sequences_that_fit,
     visible_keys,
     vocab_size_of,
     without_storage,
 )
+from speedrun.train.world import World
 
 GIB = 1 << 30
 
@@ -67,7 +70,7 @@ def test_microbatches_follow_from_memory() -> None:
     assert vocab == 50257
     large = estimate(config, vocab, 1, 4096 * GIB)
     small = estimate(config, vocab, 1, 24 * GIB)
-    shared = estimate(config, vocab, 8, 24 * GIB)
+    shared = estimate(config, vocab, 8, 3 * GIB)
     assert large.microbatches == 1
     assert 8 < small.microbatches <= 512
     assert small.memory_bytes < 24 * GIB < large.memory_bytes
@@ -94,12 +97,26 @@ def test_the_least_weights_are_never_more_than_there_are() -> None:
         assert 0.7 * count < least_weights(config, 4096) <= count
 
 
+def refuse(config: Config, *, ranks: int = 1, here: int = 1) -> None:
+    world = World(0, ranks, here, torch.device("cpu"))
+    memory = memory_of(world)
+    fits = sequences_that_fit(config, 2048, memory[0].amount)
+    rows = config.batch.tokens // config.batch.length // ranks // config.microbatches(ranks, fits)
+    refuse_too_large(config, 2048, world, memory, rows, torch.float32)
+
+
 @pytest.mark.parametrize("override", ["model.width=1048576", "batch.length=16777216"])
 def test_what_no_memory_holds_is_refused_before_it_is_built(override: str) -> None:
     words = [override, "model.heads=2", "batch.tokens=16777216", "validation.tokens=16777216"]
-    with pytest.raises(ConfigError, match=r"GiB, and there are 64\.0: set a smaller model"):
-        refuse_too_large(resolve("modern", "nano", words).config, 4096, 64 * GIB)
-    refuse_too_large(resolve("modern", "nano").config, 4096, GIB)
+    with pytest.raises(ConfigError, match=r"GiB of memory a process, and there are [\d.]+ GiB \("):
+        refuse(resolve("modern", "nano", words).config)
+    gpu = World(0, 1, 1, torch.device("cuda"))
+    memory = [MemoryLimit(64 * GIB, 64 * GIB, "all that cuda:0 has", each=True)]
+    with pytest.raises(ConfigError, match=r"there are 64 GiB \(all that cuda:0 has\): make"):
+        refuse_too_large(
+            resolve("modern", "nano", words).config, 4096, gpu, memory, 1, torch.bfloat16
+        )
+    refuse_too_large(resolve("modern", "nano").config, 4096, gpu, memory, 999_999, torch.bfloat16)
 
 
 def test_a_run_that_cannot_fit_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +124,25 @@ def test_a_run_that_cannot_fit_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
     small = resolve("modern", "nano").config
     large = resolve("modern", "nano", ["model.width=1536", "model.layers=24"]).config
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "4096")
-    refuse_beyond_limits(small, 2048, ranks=1, ranks_here=1)
-    words = r"needs about [\d.]+ GiB of memory, and there are 4 GiB \(SLURM_MEM_PER_NODE\): make"
+    refuse(small)
+    words = r"needs about [\d.]+ GiB of memory a process, and there are 4 GiB \(SLURM_MEM_PER_NODE"
     with pytest.raises(ConfigError, match=words):
-        refuse_beyond_limits(large, 2048, ranks=1, ranks_here=1)
+        refuse(large)
     # Two ranks of a host share its memory; one that is alone on its host has it all.
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "2000")
     deep = resolve("modern", "nano", ["model.width=576", "model.layers=12"]).config
-    refuse_beyond_limits(deep, 2048, ranks=2, ranks_here=1)
-    with pytest.raises(ConfigError, match="GiB"):
-        refuse_beyond_limits(deep, 2048, ranks=2, ranks_here=2)
+    refuse(deep, ranks=2, here=1)
+    with pytest.raises(ConfigError, match=r"0\.977 GiB \(a share of 2: SLURM_MEM_PER_NODE\)"):
+        refuse(deep, ranks=2, here=2)
+
+
+def test_a_limit_of_each_process_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks under `ulimit -v` have it twice, and do not make their passes smaller for it."""
+    machine = 64 * GIB
+    monkeypatch.setattr(limits, "machine_memory", lambda: (machine, machine))
+    own = MemoryLimit(8 * GIB, 7 * GIB, "ulimit -v", each=True)
+    monkeypatch.setattr(limits, "memory_limits", lambda: [own])
+    assert memory_of(World(0, 4, 4, torch.device("cpu")))[0] == own
+    assert [limit.amount // GIB for limit in memory_shares(16)] == [4, 8]
+    assert memory_shares(16)[0].source == "a share of 16: all that this machine has"
+    assert memory_shares()[0] == own
