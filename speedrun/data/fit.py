@@ -130,7 +130,10 @@ def _length(config: Config, free: frozenset[str], room: Room) -> int:
             _refuse("batch.length", length, largest, what)
         return length
     rows = min(ROWS, tokens // length)
-    wanted = [room.val - 1, (room.train - 1) // rows]
+    judged = room.val - 1
+    if "validation.tokens" in free:  # two rows, one of them to tune on, unless they get too short
+        judged = max(judged // 2, min(judged, SHORTEST))
+    wanted = [judged, (room.train - 1) // rows]
     fixed = {"batch.tokens": tokens, "validation.tokens": config.validation.tokens}
     held = [value for key, value in fixed.items() if key not in free]
     while length > min(wanted) or any(value % length for value in held):
@@ -158,11 +161,14 @@ def _batch(config: Config, free: frozenset[str], room: Room, length: int) -> int
 
 
 def _validation(config: Config, free: frozenset[str], room: Room, length: int) -> int:
-    most, tokens = (room.val - 1) // length * length, config.validation.tokens
-    if tokens > most and "validation.tokens" not in free:
+    """At most half of the rows there are: `science/tune.py` chooses by others than are judged."""
+    rows, tokens = (room.val - 1) // length, config.validation.tokens
+    if "validation.tokens" in free:
+        return min(tokens // length, max(1, rows // 2)) * length
+    if tokens > rows * length:
         what = f"the validation text of {room.name} has {room.val:,} tokens"
-        _refuse("validation.tokens", tokens, most, what, _shorter(config, length))
-    return min(tokens // length * length, most) if "validation.tokens" in free else tokens
+        _refuse("validation.tokens", tokens, rows * length, what, _shorter(config, length))
+    return tokens
 
 
 def _steps(config: Config, free: frozenset[str], room: Room, batch: int) -> dict[str, int]:

@@ -293,7 +293,7 @@ def rows_to_tune_on(config: Config) -> str:
             raise DataError(
                 f"of the {available} sequences of validation in {dataset.folder} runs are judged "
                 f"by {count}, which leaves too few to tune on; build the dataset with a larger "
-                "--val-fraction, or lower validation.tokens"
+                "--val-fraction, or lower validation.tokens or batch.length"
             )
     return other
 

@@ -41,7 +41,7 @@ def test_any_recipe_fits_any_text(recipe: str, track: str) -> None:
 def test_what_is_made_smaller_is_said_with_what_it_was() -> None:
     found = fitted(SMALL)
     config = found.config
-    assert (config.batch.length, config.batch.tokens, config.validation.tokens) == (128, 512, 256)
+    assert (config.batch.length, config.batch.tokens, config.validation.tokens) == (128, 512, 128)
     assert config.attention.window_end == 128
     assert config.steps == 19  # ten passes over a thousand tokens, and no more
     assert found.shrunk["batch.tokens"] == (8192, 512)

@@ -16,7 +16,7 @@ from speedrun.data.validation import choose_rows, rows_in
 from speedrun.errors import ConfigError, DataError
 from speedrun.report.page import page_data, read_inputs
 from speedrun.science import children
-from speedrun.science.jobs import plan_jobs
+from speedrun.science.jobs import config_of, plan_jobs
 from speedrun.science.space import Budget
 from speedrun.science.tune import default_ranges, rows_to_tune_on, tune
 from speedrun.train.run import RunFolder
@@ -102,6 +102,26 @@ def test_rows_that_are_left_to_tune_on(tiny_dataset: Path, tmp_path: Path) -> No
     assert rows(data=public) == "between"
     with pytest.raises(ConfigError, match="the last are the test, so none are left"):
         rows("validation.rows=first", data=public)
+
+
+def test_a_validation_that_is_shrunk_leaves_rows_to_tune_on(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{n} and {n} are {n + n}\n" for n in range(400)))
+    build_dataset([str(tmp_path / "a.txt")], tmp_path / "mine", "byte")
+    available = Dataset.open(tmp_path / "mine").split("val")
+    for judged in ("spread", "first"):
+        words = [f"data.dir={tmp_path / 'mine'}", f"validation.rows={judged}"]
+        config = config_of("modern", "pico", words)
+        assert config.validation.tokens < 65_536  # that of the track
+        other = rows_to_tune_on(config)
+        tuned = config_of("modern", "pico", [*words, f"validation.rows={other}"])
+        rows = [
+            set(choose_rows(rows_in(available, one.batch.length),
+                            one.validation.tokens // one.batch.length, one.validation.rows))
+            for one in (config, tuned)
+        ]  # fmt: skip
+        assert rows[0]
+        assert rows[1]
+        assert not rows[0] & rows[1]
 
 
 def test_what_a_fair_tuning_searches() -> None:
