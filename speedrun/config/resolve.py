@@ -235,6 +235,10 @@ class _Stack:
         at, tokenizer = self.height.get("data.sources", -1), self.values.get("data.tokenizer")
         if at < 0 or not self.layers[at] or self.height.get("data.tokenizer", -1) >= at:
             return
+        written = self.values["data.sources"]
+        sources = [written] if isinstance(written, str) else written
+        if sources == self.usual_text.get("data.sources"):  # named, and no other text for that
+            return
         if isinstance(tokenizer, str) and re.fullmatch(r"bpe:[0-9]+", tokenizer):
             self.values["data.tokenizer"] = tokenizer.replace(":", ":..")
             self.origin["data.tokenizer"] += ", or fewer ids"

@@ -200,6 +200,14 @@ def test_a_recipe_without_techniques_claims_none() -> None:
     assert techniques(resolve("baseline", "nano").config) == {}
 
 
+@pytest.mark.parametrize("track", ["nano", "pico"])
+@pytest.mark.parametrize("word", ["stdlib", '["stdlib"]'])
+def test_a_tracks_own_sources_named_are_the_same_experiment(track: str, word: str) -> None:
+    assert resolve("best", track, [f"data.sources={word}"]).config == resolve("best", track).config
+    other = resolve("best", track, ['data.sources=["stdlib", "a.txt"]']).config
+    assert other.data.tokenizer.startswith("bpe:..")
+
+
 def test_a_source_by_itself_is_a_list_of_one() -> None:
     def sources(word: str) -> tuple[str, ...]:
         return resolve("modern", "nano", [f"data.sources={word}"]).config.data.sources
