@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from speedrun.errors import ConfigError, quoted, shortened
+from speedrun.errors import ConfigError, SpeedrunError, quoted, shortened
 from speedrun.terminal.console import print_table
 from speedrun.terminal.program import command
+from speedrun.train.run import RunFolder
 from speedrun.train.state import STATES, Listed, list_runs
 
 RUNS = Path("runs")
@@ -76,6 +78,20 @@ def _date(run: Listed) -> str:
     return datetime.fromtimestamp(run.date).astimezone().isoformat(timespec="seconds")
 
 
+def _how_to_go_on(run: RunFolder) -> str:
+    """Here, or from the folder from which the run's paths count."""
+    try:
+        paths, known = run.paths_elsewhere(run.seen_from_here(run.load_config())), run.trained_on()
+    except SpeedrunError:  # a record that is damaged, which who resumes is told
+        paths, known = [], None
+    if not paths:
+        return command("train", "--resume", "--run", str(run.path))
+    there = command("train", "--resume", "--run", str(run.path.resolve()))
+    if known and known.begun_in:
+        return f"cd {shlex.quote(known.begun_in)} && {there}"
+    return f"{there}  in the folder that has {shortened(paths[0])}"
+
+
 def _hints(found: Sequence[Listed], sort: str) -> list[str]:
     """What these runs can be used for next."""
     said = []
@@ -84,7 +100,7 @@ def _hints(found: Sequence[Listed], sort: str) -> list[str]:
         said.append("losses on different tracks or texts do not compare; --track keeps one")
     stopped = [run for run in found if run.resumable]
     if stopped:
-        said.append(f"go on:    {command('train', '--resume', '--run', stopped[0].path)}")
+        said.append(f"go on:    {_how_to_go_on(RunFolder(Path(stopped[0].path)))}")
     done = [run.path for run in found if run.state == "finished"]
     if len(done) > 1:
         said.append(f"compare:  {command('compare', *done[:2])}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from speedrun.config.resolve import Resolved, change, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.fit import Fitted, name_of
-from speedrun.errors import ConfigError, quoted
+from speedrun.errors import ConfigError, DataError, quoted, shortened
 from speedrun.terminal.console import console, print_table, size_text
 from speedrun.terminal.program import command
 from speedrun.train.request import Request
@@ -37,6 +38,8 @@ def train_command(request: Request) -> None:
         if os.environ.get("RANK", "0") == "0":
             print(_nothing_to_resume(config, run))
         return
+    if request.resume:
+        _refuse_paths_elsewhere(config, run)
     if request.ranks:
         from speedrun.train.launch import launch
 
@@ -66,7 +69,7 @@ def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
             )
         run = RunFolder(request.folder)
         overrides = [*([request.recipe] if request.recipe else []), *request.overrides]
-        return change(run.load_config(), overrides, options), run
+        return change(run.seen_from_here(run.load_config()), overrides, options), run
     if not request.recipe:
         raise ConfigError(
             "train needs a recipe, for example: speedrun train best; `speedrun recipes` lists them"
@@ -116,6 +119,20 @@ def _train(resolved: Resolved, run: RunFolder, request: Request) -> None:
         _say_result(config, run, summary, request.sample_tokens)
     if code and world.first:  # the others are done; torchrun would end this rank for their codes
         sys.exit(exit_of_rank(code))
+
+
+def _refuse_paths_elsewhere(config: Config, run: RunFolder) -> None:
+    """A run resumed where its text is not found is told from which folder its paths count."""
+    if not (paths := run.paths_elsewhere(config)):
+        return
+    known = run.trained_on()
+    begun = known.begun_in if known else ""
+    there = shlex.quote(begun) if begun else "there"
+    change = ", or add data.dir=/its/whole/path" if config.data.dir else ""
+    raise DataError(
+        f"{shortened(paths[0])} is not here: paths of {run.path} count from the folder it was "
+        f"begun in{f', {begun}' if begun else ''}; cd {there} first{change}"
+    )
 
 
 def _dataset(resolved: Resolved, *, talk: bool) -> tuple[Fitted, Path]:

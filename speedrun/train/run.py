@@ -4,7 +4,8 @@ config.toml       the resolved config, enough to repeat the run
 environment.json  versions, hardware, code, the command
 metrics.jsonl     one JSON object a line: kind, step, tokens, seconds, loss, ...
 summary.json      the result
-dataset.json      the text it was trained on: its name, how it begins, what was shrunk to fit it
+dataset.json      the text it was trained on: its name, how it begins, what was shrunk to fit it,
+                  and the folder in which the run was begun
 test.json         losses on the test split, each once somebody has asked for it
 forced.json       what a resume with --force overrode, for ever
 earlier-N/        records of an attempt that left no checkpoint to go on from
@@ -148,6 +149,30 @@ class RunFolder:
 
     def trained_on(self) -> TrainedOn | None:
         return TrainedOn.read(self.dataset)
+
+    def seen_from_here(self, config: Config) -> Config:
+        """Its config with the dataset's folder where it lies, wherever the run was begun.
+
+        A resumed run compares the fingerprint, so that another dataset of the name is refused.
+        """
+        known = self.trained_on()
+        begun = Path(known.begun_in) if known and known.begun_in else None
+        if begun is None or not config.data.dir or not self.paths_elsewhere(config):
+            return config
+        there = begun / config.data.dir
+        if not there.is_dir():
+            return config
+        data = config.data.model_copy(update={"dir": str(there)})
+        return config.model_copy(update={"data": data})
+
+    def paths_elsewhere(self, config: Config) -> list[str]:
+        """Paths of its text that count from another folder than this one."""
+        from speedrun.data.corpus import BUILT_IN, HUB  # with numpy, which a list of runs spares
+
+        named = [config.data.dir] if config.data.dir else list(config.data.sources)
+        paths = [path for path in named if path not in BUILT_IN and not path.startswith(HUB)]
+        relative = [path for path in paths if not Path(path).expanduser().is_absolute()]
+        return [path for path in relative if not Path(path).exists() and not any(Path().glob(path))]
 
     def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
         """Write what a run begins with; the config comes last, since it makes a folder a run.

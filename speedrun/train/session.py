@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -154,6 +154,12 @@ def _open_folder(
     return {"metrics": run, **opened}
 
 
+def _here() -> str:
+    with suppress(OSError):  # somebody deleted it
+        return str(Path.cwd())
+    return ""
+
+
 def _trained_on(trainer: Trainer, fitted: Fitted | None) -> TrainedOn:
     config, data = trainer.config, trainer.data
     manifest = data.dataset.manifest
@@ -163,6 +169,7 @@ def _trained_on(trainer: Trainer, fitted: Fitted | None) -> TrainedOn:
         usual_text=fitted is None or fitted.usual_text,
         shrunk={key: list(pair) for key, pair in (fitted.shrunk if fitted else {}).items()},
         prompt=prompt_of(data.dataset, data.tokenizer) if data.tokenizer else "",
+        begun_in=_here(),
     )
 
 

@@ -1,8 +1,8 @@
 """What text a run was trained on, kept in its folder as `dataset.json`.
 
 The config has the folder of a dataset, which may be gone or be another one by the time somebody
-samples the run or looks at its page. This says what the text was called, how it begins, and which
-values of the track were made smaller to fit it.
+samples the run or looks at its page. This says what the text was called, how it begins, which
+values of the track were made smaller to fit it, and in which folder the run was begun.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class TrainedOn(BaseModel, frozen=True, strict=True):
     usual_text: bool = True  # the track's own
     shrunk: dict[str, list[int]] = {}  # by key: what the track has, and what fits the dataset
     prompt: str = ""  # how one of its texts begins
+    begun_in: str = ""  # the folder from which relative paths in its config count
 
     @property
     def told(self) -> str:

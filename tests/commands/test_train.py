@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from speedrun.cli import app
+from speedrun.commands.runs import runs_command
 from speedrun.commands.train import print_result, train_command
 from speedrun.config.files import names
 from speedrun.config.resolve import resolve
@@ -65,6 +66,41 @@ def test_a_finished_run_is_not_resumed_and_a_longer_one_is(
     summary = RunFolder(tmp_path / "run").read_summary()
     assert summary is not None
     assert summary.steps == 10
+
+
+def test_a_run_is_resumed_from_another_folder(
+    tiny_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its dataset was named from where it was begun."""
+    home, other = tmp_path / "my home", tmp_path / "other"
+    home.mkdir()
+    other.mkdir()
+    (home / "da ta").symlink_to(tiny_dataset)
+    monkeypatch.chdir(home)
+    folder = home / "runs/a"
+    train_command(request(overrides=[*TINY, "data.dir=da ta"], folder=folder, stop_after=2))
+    monkeypatch.chdir(other)
+    again = Request(resume=True, folder=folder, sample_tokens=0, stop_after=3)
+    (home / "da ta").rename(home / "away")
+    listing = {"sort": "date", "track": "", "recipe": "", "state": "", "as_json": False}
+    with pytest.raises(DataError, match=f"was begun in, {home}; cd '{home}' first, or add data.d"):
+        train_command(again)
+    capsys.readouterr()
+    runs_command([home], **listing)
+    assert f"cd '{home}' && speedrun train --resume --run '{folder}'" in capsys.readouterr().out
+    (home / "away").rename(home / "da ta")
+    runs_command([home], **listing)
+    assert f"go on:    speedrun train --resume --run '{folder}'" in capsys.readouterr().out
+    record = folder / "dataset.json"
+    record.write_text(record.read_text().replace("begun_in", "of an older version"))
+    with pytest.raises(DataError, match=r"was begun in; cd there first, or add data\.dir=/"):
+        train_command(again)
+    record.write_text(record.read_text().replace("of an older version", "begun_in"))
+    train_command(again)
+    assert RunFolder(folder).load_config().data.dir == str(home / "da ta")
 
 
 def test_another_machine_is_said_and_not_refused(
