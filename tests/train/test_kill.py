@@ -44,7 +44,14 @@ def finish(child: Any, code: int, output: Path) -> None:
 
 def end(folder: Path) -> dict[str, Any]:
     # Times differ between runs; all else in the state must not.
-    times = ("seconds", "earlier_wall", "flops_done", "flops_possible", "peak_seconds")
+    times = (
+        "seconds",
+        "earlier_wall",
+        "flops_done",
+        "flops_possible",
+        "peak_seconds",
+        "val_seconds",
+    )
     progress = newest(folder / "checkpoints").meta["progress"]
     progress["looks"] = [(step, loss) for step, loss, *_ in progress["looks"]]
     if progress["to_target"]:
