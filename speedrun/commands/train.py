@@ -109,7 +109,7 @@ def _train(resolved: Resolved, run: RunFolder, request: Request) -> None:
                 config = fitted.config
                 config.microbatches(world.size)
             display.note(_header(config, run, request, fitted))
-            for note in (*fitted.notes, *idle(fitted.resolved)):
+            for note in (*resolved.notes, *fitted.notes, *idle(fitted.resolved)):
                 display.note(note)
             summary, code = run_training(config, run, dataset, display, world, request, fitted)
     finally:
@@ -277,7 +277,7 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print(f"microbatches per step: {cost.microbatches}")
     rank = " a rank" if ranks > 1 else ""
     print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
-    for note in (*fitted.notes, *idle(fitted.resolved), *about):
+    for note in (*resolved.notes, *fitted.notes, *idle(fitted.resolved), *about):
         print(note)
     if text := beyond(cost.memory_bytes, memory):
         print(text)

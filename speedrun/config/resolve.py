@@ -45,6 +45,7 @@ class Resolved:
     # built-in files say in its place.
     for_other_text: frozenset[str] = frozenset()
     usual_text: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # values that are others than were written, as sentences
 
     def with_values(self, changes: Mapping[str, tuple[Any, str]]) -> Resolved:
         """With other values, each with its origin."""
@@ -243,17 +244,20 @@ class _Stack:
             self.values["data.tokenizer"] = tokenizer.replace(":", ":..")
             self.origin["data.tokenizer"] += ", or fewer ids"
 
-    def shorten_windows(self) -> None:
-        """A row of a user's own length holds shorter windows than a recipe has."""
+    def shorten_windows(self) -> tuple[str, ...]:
+        """A row of a user's own length holds shorter windows than a recipe has; what to say."""
         length = self.values.get("batch.length")
         at = self.height.get("batch.length", -1)
         if at < 0 or not self.layers[at] or not isinstance(length, int):
-            return
+            return ()
+        changes = []
         for key in WINDOWS:
             window = self.values.get(key)
             if self.height.get(key, -1) < at and isinstance(window, int) and window > length > 0:
                 self.values[key] = length
                 self.origin[key] = f"{window} of {self.origin[key]}, at most batch.length"
+                changes.append(f"{key} {window:,} -> {length:,}")
+        return (f"shortened to batch.length: {', '.join(changes)}",) if changes else ()
 
     def scale(self, key: str, written: Any, track: str) -> None:
         """Only what a recipe states is read anew; defaults have no size of their own."""
@@ -310,10 +314,10 @@ def resolve(
             stack.values[kind] = Path(name).stem if is_path(name) else name
     stack.lay(map(parse_override, overrides), "override")
     stack.lay((options or {}).items(), "option")
-    stack.shorten_windows()
+    notes = stack.shorten_windows()
     stack.loosen_tokenizer()
     config = _validate(stack.values, stack.origin)
-    return Resolved(config, stack.origin, stack.for_other_text(), stack.usual_text)
+    return Resolved(config, stack.origin, stack.for_other_text(), stack.usual_text, notes)
 
 
 def recipe_value(key: str, value: float, track: str) -> float:

@@ -333,6 +333,17 @@ def test_a_switch_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) 
     assert "train.stop changes nothing" in said("train.stop=target", "train.target=0.0")
 
 
+def test_windows_that_a_length_shortens_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        train_command(request(recipe="best", dry_run=True, overrides=words))
+        return capsys.readouterr().out
+
+    told = "shortened to batch.length: attention.window_end 464 -> 256\n"
+    assert told in said("batch.length=256")
+    for words in (["batch.length=256", "attention.window_end=192"], ["batch.length=512"]):
+        assert "shortened to" not in said(*words)
+
+
 def test_a_folder_is_named_so_that_it_is_read_as_one() -> None:
     for folder in ("mine", "my data", "1", "true", "2024-01-01", "[x]", 'say "x"', "a=b"):
         word = shlex.split(shlex.join([override("data.dir", folder)]))[0]
