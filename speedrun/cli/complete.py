@@ -7,20 +7,24 @@ the shell, which then completes names of files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from speedrun.errors import ConfigError, quoted
+
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # Instead of typer's own for these shells. Those put a space after `model.layers=`; in bash they
 # take what follows the equals sign for a word of its own, in zsh they answer from the second time
 # on and only to `speedrun` without a path. fish is asked as typer does.
 BASH = r"""
 %(complete_func)s() {
-    local line=${COMP_LINE:0:COMP_POINT} IFS=$' \t\n' words word
-    read -ra words <<< "$line"
-    [[ $line == *[[:space:]] ]] && words+=("")
+    local line=${COMP_LINE:0:COMP_POINT} IFS=$' \t\n' words word answer at mark
+    read -a words <<< "$line"  # a blank after a backslash ends no word
+    [[ $line == *[[:space:]] && $line != *\\[[:space:]] ]] && words+=("")
     word=${words[-1]}
     IFS=$'\n'
     COMPREPLY=($(COMP_WORDS="$line" COMP_CWORD=$((${#words[@]} - 1)) \
@@ -28,6 +32,16 @@ BASH = r"""
     # bash keeps what stands before an equals sign, so it wants the rest alone.
     if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then
         COMPREPLY=("${COMPREPLY[@]#"${word%%%%=*}="}")
+    fi
+    # Blanks and marks of the shell are escaped, unless the word began with a quote.
+    if [[ ${line##*[[:space:]]} != [\"\']* ]]; then
+        for at in "${!COMPREPLY[@]}"; do
+            answer=${COMPREPLY[at]//\\/\\\\}
+            for mark in ' ' \' '"' '(' ')' '&' ';' '<' '>' '|' '$' '`' '*' '?' '[' ']' '!' '#'; do
+                answer=${answer//"$mark"/"\\$mark"}
+            done
+            COMPREPLY[at]=$answer
+        done
     fi
     [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=/] ]] && compopt -o nospace
     return 0
@@ -67,6 +81,27 @@ def use_own_scripts() -> None:
 
     scripts: dict[str, str] = getattr(_completion_shared, "_completion_scripts", {})
     scripts |= {"bash": BASH.strip(), "zsh": ZSH.strip()}
+
+
+def named_shell(context: typer.Context, words: Sequence[str]) -> None:
+    """`--install-completion fish` is for fish, in whatever shell it is typed.
+
+    typer's options take no shell: they ask which one they are in and pass over the word.
+    """
+    from typer.completion import install_callback, show_callback
+
+    for option, act in {
+        "--install-completion": install_callback, "--show-completion": show_callback,
+    }.items():  # fmt: skip
+        after = [after for word, after in pairwise(words) if word == option]
+        after += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+        for shell in after:
+            if shell not in SHELLS:
+                raise ConfigError(
+                    f"{option} {quoted(shell)} cannot be used: name one of {', '.join(SHELLS)}, or "
+                    "none for the shell you are in"
+                )
+            act(context, context.command.params[0], shell)
 
 
 def recipe_names(incomplete: str) -> list[str]:

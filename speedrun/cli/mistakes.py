@@ -61,8 +61,8 @@ def misuse(error: Any, words: Sequence[str]) -> str:
         return f"{path}: {_name(param)}{given} cannot be used: {reason}{_what(param)}"
     if "unexpected extra argument" in reason and _takes_set(context):
         plain = [word for before, word in pairwise(["", *words]) if not before.startswith("-")]
-        if given := [word for word in plain if OVERRIDE.fullmatch(word)]:
-            return f"{path}: {_as_options(given)}"
+        if overrides := [word for word in plain if OVERRIDE.fullmatch(word)]:
+            return f"{path}: {_as_options(overrides)}"
     return f"{path}: {reason}; {see}"
 
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 import typer.core
 
+from speedrun.cli.complete import named_shell
 from speedrun.errors import ConfigError, quoted
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell counts it
@@ -73,6 +74,11 @@ class Verbs(typer.core.TyperGroup):
         for title, verbs in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([*verbs.items()])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].startswith("--") and not ctx.resilient_parsing:
+            named_shell(ctx, args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         refuse_unknown_verb(self, ctx, args[0])

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,18 @@ def _row(run: Listed) -> tuple[str, ...]:
         f"{track} on {shortened(run.dataset)}" if run.dataset else track,
         "-" if run.seed is None else str(run.seed),
         done if run.of_steps is None else f"{done} of {run.of_steps:,}",
-        "-" if run.val_loss is None else f"{run.val_loss:.4f}",
+        _loss(run),
         _date(run)[:16].replace("T", " "),
         f"{run.state}: {run.detail}" if run.detail else run.state,
     )
+
+
+def _loss(run: Listed) -> str:
+    """With its step, where more steps are done."""
+    if run.val_loss is None:
+        return "-"
+    older = run.val_step is not None and run.val_step != run.steps
+    return f"{run.val_loss:.4f} at {run.val_step:,}" if older else f"{run.val_loss:.4f}"
 
 
 def _date(run: Listed) -> str:
@@ -101,7 +110,15 @@ def _hints(found: Sequence[Listed], sort: str) -> list[str]:
     stopped = [run for run in found if run.resumable]
     if stopped:
         said.append(f"go on:    {_how_to_go_on(RunFolder(Path(stopped[0].path)))}")
-    done = [run.path for run in found if run.state == "finished"]
-    if len(done) > 1:
-        said.append(f"compare:  {command('compare', *done[:2])}")
+    done = [run for run in found if run.state == "finished"]
+    pairs = (pair for pair in combinations(done, 2) if _worth_comparing(*pair))
+    if pair := next(pairs, None):
+        said.append(f"compare:  {command('compare', *(run.path for run in pair))}")
     return ["\n".join(said)] if said else []
+
+
+def _worth_comparing(one: Listed, other: Listed) -> bool:
+    """Two experiments on one text: two seeds of one differ by chance."""
+    texts = {(run.track, run.dataset_fingerprint) for run in (one, other)}
+    known = one.dataset_fingerprint is not None
+    return known and len(texts) == 1 and one.experiment_sha256 != other.experiment_sha256

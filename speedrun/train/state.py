@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from speedrun.config.experiment import SEED, STOP, experiment_hash
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config, DataConfig
 from speedrun.errors import ConfigError, SpeedrunError
@@ -38,10 +39,13 @@ class Listed:
     recipe: str | None = None
     track: str | None = None
     dataset: str | None = None  # where it is not the track's own
+    dataset_fingerprint: str | None = None
+    experiment_sha256: str | None = None  # of what was run, the seed apart
     seed: int | None = None
     steps: int | None = None
     of_steps: int | None = None
     val_loss: float | None = None
+    val_step: int | None = None  # after which it was measured
     target: float | None = None
     reached_target: bool = False
     resumable: bool = False
@@ -113,8 +117,10 @@ def _look(run: RunFolder) -> Listed:
     rows = run.last_metrics() if running or summary is None or _goes_beyond(run, summary) else []
     last = {row["kind"]: row for row in rows}
     steps, loss = _number(last.get("train"), "step"), _number(last.get("val"), "loss")
+    val_step = _number(last.get("val"), "step")
     if summary and not rows:
         steps, loss = summary.steps, summary.val_loss
+        val_step = steps if run.finished(config) else _last_validation(run)
     state, detail, resumable = _state(run, config, summary, running, last)
     return Listed(
         str(run.path),
@@ -123,10 +129,13 @@ def _look(run: RunFolder) -> Listed:
         recipe=config.recipe,
         track=config.track,
         dataset=_other_dataset(config),
+        dataset_fingerprint=summary.dataset_fingerprint if summary else None,
+        experiment_sha256=experiment_hash(config, but=(SEED, STOP)),
         seed=config.train.seed,
         steps=None if steps is None else int(steps),
         of_steps=config.steps,
         val_loss=loss,
+        val_step=None if val_step is None else int(val_step),
         target=config.train.target or None,
         reached_target=bool(summary and summary.reached_target),
         resumable=resumable,
@@ -154,6 +163,11 @@ def _state(
     if summary:
         return "stopped", "its checkpoints are gone", False
     return "stopped", "before its first checkpoint", True
+
+
+def _last_validation(run: RunFolder) -> float | None:
+    """Its step: a run that was stopped has gone on without one."""
+    return _number({row["kind"]: row for row in run.last_metrics()}.get("val"), "step")
 
 
 def _goes_beyond(run: RunFolder, summary: Summary) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,36 @@ def test_neither_answers_nor_lists_load_torch(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\nmodel.layers=\nfinished\n\n")
+
+
+def test_bash_gets_a_path_with_blanks_as_one_word(call: Call, tmp_path: Path) -> None:
+    """The script itself, asked without a terminal: what it gives, bash puts into the line."""
+    for name in ("erst ü", "zw(ei"):
+        begun_run(tmp_path / "runs" / name, made_config())
+    script = call("--show-completion", "bash").out
+    program = Path(sys.executable).parent / "speedrun"
+    for line, expected in {
+        "speedrun sample runs/er": r"runs/erst\ ü",
+        r"speedrun sample runs/erst\ ": r"runs/erst\ ü",
+        "speedrun sample 'runs/er": "runs/erst ü",
+        "speedrun sample runs/z": r"runs/zw\(ei",
+        "speedrun train best model.norm=lay": "layer",
+    }.items():
+        ask = f'_speedrun_completion {program}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        asked = {**os.environ, "COMP_LINE": line, "COMP_POINT": str(len(line)),
+                 "LC_ALL": "C.UTF-8"}  # fmt: skip
+        done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], cwd=tmp_path, env=asked,
+                              capture_output=True, text=True)  # fmt: skip
+        assert done.stdout == f"{expected}\n", (line, done)
+
+
+def test_a_shell_that_is_named_is_the_one(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert call("--show-completion", "zsh").out.startswith("#compdef speedrun")
+    assert "complete --command speedrun" in call("--show-completion=fish").out
+    assert "fish completion installed" in call("--install-completion", "fish").out
+    [file] = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert file == tmp_path / ".config/fish/completions/speedrun.fish"
+    call("--install-completion", "csh").sentence(2, "'csh' cannot be used", "bash, zsh, fish")

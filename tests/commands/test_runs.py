@@ -144,7 +144,8 @@ def test_the_table(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     order = [line.split()[0].rpartition("/")[2] for line in lines[1:8]]
     assert order == ["a", "nan", "diverged", "gone", "stopped", "begun", "done"]
     assert any("train --resume --run" in line and "stopped" in line for line in lines)
-    assert any(line.startswith("compare: ") for line in lines)
+    assert not any(line.startswith("compare: ") for line in lines)  # of different tracks
+    assert any(" 5.2500 at 10 " in line for line in lines)  # 12 steps are done
     listed(runs, sort="loss")
     out = capsys.readouterr().out
     assert [line.split()[0].rpartition("/")[2] for line in out.splitlines()[1:4]] == [
@@ -170,6 +171,35 @@ def test_another_dataset_than_the_tracks_is_named(
     assert [runs[name].dataset for name in "abcd"] == ["mine", "notes", None, "stdlib"]
     listed(tmp_path)
     assert "nano on mine" in capsys.readouterr().out
+
+
+def test_only_experiments_on_one_text_are_worth_comparing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hint() -> list[str]:
+        capsys.readouterr()
+        listed(tmp_path, sort="loss")
+        return [line for line in capsys.readouterr().out.splitlines() if "compare:" in line]
+
+    made_run(tmp_path / "a", made_config(), slope=0.09)
+    made_run(tmp_path / "b", made_config("train.seed=1"), slope=0.08)
+    other = made_run(tmp_path / "c", made_config("model.softcap=9.0"), slope=0.07)
+    other.write_summary(made_summary(dataset_fingerprint="e" * 64))
+    assert hint() == []  # another seed, another text
+    made_run(tmp_path / "d", made_config("model.softcap=9.0"), slope=0.06)
+    assert hint() == [f"compare:  speedrun compare {tmp_path / 'a'} {tmp_path / 'd'}"]
+
+
+def test_a_loss_of_an_older_step_is_told_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begun_run(tmp_path / "a", made_config())
+    run.log("val", step=0, tokens=0, loss=8.3178)
+    run.write_summary(made_summary(steps=9, stopped_early=True, val_loss=8.3178))
+    listed(tmp_path)
+    assert " 8.3178 at 0 " in capsys.readouterr().out
+    made_run(tmp_path / "b", made_config())
+    assert look(tmp_path / "b").val_step == 40
 
 
 def test_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

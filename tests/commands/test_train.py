@@ -85,7 +85,13 @@ def test_a_run_is_resumed_from_another_folder(
     monkeypatch.chdir(other)
     again = Request(resume=True, folder=folder, sample_tokens=0, stop_after=3)
     (home / "da ta").rename(home / "away")
-    listing = {"sort": "date", "track": "", "recipe": "", "state": "", "as_json": False}
+    listing: dict[str, Any] = {
+        "sort": "date",
+        "track": "",
+        "recipe": "",
+        "state": "",
+        "as_json": False,
+    }
     with pytest.raises(DataError, match=f"was begun in, {home}; cd '{home}' first, or add data.d"):
         train_command(again)
     capsys.readouterr()
@@ -272,7 +278,7 @@ def test_an_older_validation_is_not_taken_for_the_ends(
     step: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunFolder(tmp_path)
-    rows = [{"kind": "val", "step": 0}, {"kind": "val", "step": step}]
+    rows = [{"kind": "val", "step": at, "tokens": 256 * at, "loss": 4.5} for at in (0, step)]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print_result(resolve("modern", "nano").config, run, summary(val_bpb=None))
     assert words in capsys.readouterr().out

@@ -55,6 +55,9 @@ def test_tab_goes_on(shell: str, tmp_path: Path) -> None:
         "speedrun train best model.lay\t3": "model.layers=3",  # without a space
         f"{BIN}/speedrun doct\t": "speedrun doctor ",
         "speedrun train best model.norm=lay\t": "model.norm=layer ",
+        "speedrun sample runs/er\t": r"runs/erst\ ü ",
     }
+    (tmp_path / "runs/erst ü").mkdir(parents=True)
+    (tmp_path / "runs/erst ü/config.toml").touch()
     for keys, expected in wanted.items():
         assert expected in typed(shell, tmp_path, keys, expected)
