@@ -159,6 +159,17 @@ def threads(processes: int = 1) -> int:
     return max(1, min(cores() // processes, asked_threads() or sys.maxsize))
 
 
+def idle_cores(processes: int = 1) -> str:
+    """What to say where OMP_NUM_THREADS lets fewer cores work than there are; else nothing."""
+    asked = asked_threads()
+    if asked is None or asked >= cores() // processes:
+        return ""
+    busy = processes * asked
+    return (
+        f"OMP_NUM_THREADS={asked}: {busy} of {cores()} cores work; unset it or set machine.threads"
+    )
+
+
 # Memory
 
 

@@ -10,10 +10,12 @@ import psutil
 import pytest
 
 from speedrun import limits
+from speedrun.commands import bench
 from speedrun.limits import (
     asked_threads,
     core_limits,
     cores,
+    idle_cores,
     machine_memory,
     memory_available,
     memory_bytes,
@@ -224,9 +226,15 @@ def test_threads_are_as_many_as_asked_for(
         assert threads() == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads(2) == 1
+    tail = "of 8 cores work; unset it or set machine.threads"
+    assert idle_cores() == f"OMP_NUM_THREADS=1: 1 {tail}"
+    assert idle_cores(3) == f"OMP_NUM_THREADS=1: 3 {tail}"
+    assert idle_cores(8) == ""
+    assert bench.machine()["threads"] == 1
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # torchrun's own 1
     assert asked_threads() is None
     assert threads(2) == 4
+    assert idle_cores() == ""
 
 
 def test_address_space_is_memory_too() -> None:

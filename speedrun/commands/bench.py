@@ -77,11 +77,11 @@ def machine() -> Figures:
     import torch
 
     from speedrun.hardware import cpu_name
-    from speedrun.limits import cores
+    from speedrun.limits import cores, threads
 
     return {
         "cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": cores(), "torch": torch.__version__,
+        "cores": cores(), "threads": threads(), "torch": torch.__version__,
     }  # fmt: skip
 
 

@@ -332,7 +332,9 @@ class MachineConfig(Section):
         "auto", description="for torch.compile: a block, reused by all, or the model; auto: on CUDA"
     )
     microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
-    threads: Threads = Field(0, description="CPU threads; 0: all cores")
+    threads: Threads = Field(
+        0, description="CPU threads; 0: all cores, or OMP_NUM_THREADS where that is less"
+    )
     jobs: Count = Field(
         1, description="runs that share the machine at a time, its cores and memory divided by them"
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.limits import cores, memory_bytes, memory_shares
+from speedrun.limits import cores, idle_cores, memory_bytes, memory_shares, threads
 from speedrun.science.jobs import Job, RunSet
 from speedrun.train.build import choose_device
 from speedrun.train.estimate import estimate, vocab_size_of
@@ -60,6 +60,9 @@ def share_machine(
         say(f"{begun[other]} of these runs are here, made {other}; now they are made {share}")
     if share.jobs > 1:
         say(f"runs are made {share} each; seconds of a shared machine are not compared")
+        idle = idle_cores(share.jobs) if share.threads < cores() // share.jobs else ""
+        if idle and not any(job.config.machine.threads for job in jobs):
+            say(idle)
     return share
 
 
@@ -84,14 +87,14 @@ def _choose(jobs: Sequence[Job], asked: int) -> Share:
                 f"--jobs {asked} cannot be used: a GPU is for one run at a time; use --jobs 1"
             )
         return Share()
-    threads = max(config.machine.threads for config in configs)
-    count = asked or max(1, min(len(jobs), cores() // (threads or 1)))
+    each = max(config.machine.threads for config in configs)
+    count = asked or max(1, min(len(jobs), cores() // (each or 1)))
     fitting = _that_fit(configs, count)
     if asked > fitting:
         raise ConfigError(
             f"--jobs {asked} cannot be used: the memory that is free holds {fitting}; ask for fewer"
         )
-    return Share(fitting, threads or max(1, cores() // fitting)) if fitting > 1 else Share()
+    return Share(fitting, each or threads(fitting)) if fitting > 1 else Share()
 
 
 def _that_fit(configs: Sequence[Config], most: int) -> int:

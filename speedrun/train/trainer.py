@@ -30,6 +30,7 @@ from speedrun.data.loader import Batch
 from speedrun.errors import RunError
 from speedrun.files import finite
 from speedrun.hardware import matmul_flops
+from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
 from speedrun.model.plan import AttentionPlanner
 from speedrun.optim.build import build_optimizer
@@ -90,9 +91,12 @@ class Trainer:
             "experiment_sha256": run_hash(config),
             "train_steps": config.steps,
         }
+        asked = config.machine.threads or world.device.type != "cpu"
+        idle = "" if asked else idle_cores(world.local_size)
         passes = f"{self.microbatches} forward pass{'es' if self.microbatches > 1 else ''} a step"
         self.notes = (
             *self.data.notes,
+            *([idle] if idle else []),
             f"device {world.device}, {world.size} x {torch.get_num_threads()} threads, {passes}",
             f"precision {str(self.dtype).removeprefix('torch.')}: {precision}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",

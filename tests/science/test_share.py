@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from speedrun import limits
 from speedrun.errors import ConfigError
 from speedrun.limits import MemoryLimit
 from speedrun.science import share
@@ -25,7 +26,9 @@ def set_free(monkeypatch: pytest.MonkeyPatch, free: int, *, each: bool = False) 
 
 @pytest.fixture(autouse=True)
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "cores", lambda: 8)
+    for module in (share, limits):
+        monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     set_free(monkeypatch, 64 << 30)
     monkeypatch.setattr(share, "memory_bytes", lambda: 64 << 30)
 
@@ -55,6 +58,19 @@ def test_one_run_a_core_and_no_core_idle(tmp_path: Path) -> None:
     assert shared(tmp_path, plan(seeds=1)) == {(1, 0)}
     assert shared(tmp_path, plan("machine.threads=3")) == {(2, 3)}
     assert shared(tmp_path, plan("machine.threads=8")) == {(1, 8)}
+
+
+def test_threads_are_no_more_than_the_shell_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    said: list[str] = []
+    assert shared(tmp_path, plan(), asked=4, said=said) == {(4, 1)}
+    assert said[1:] == ["OMP_NUM_THREADS=1: 4 of 8 cores work; unset it or set machine.threads"]
+    said.clear()
+    assert shared(tmp_path, plan("machine.threads=2"), asked=4, said=said) == {(4, 2)}
+    assert shared(tmp_path, plan(), asked=8, said=said) == {(8, 1)}
+    assert not [line for line in said if "OMP" in line]
 
 
 def test_as_many_as_asked(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from speedrun import limits
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
@@ -74,6 +75,17 @@ def test_the_first_step_moves_the_head_and_counts(tiny: Make) -> None:
     assert (outcome.save, outcome.must_rewind) == (False, False)
     assert outcome.exit_code is None
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_cores_that_the_shell_leaves_idle_are_named(
+    tiny: Make, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(limits, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with trainer_of(tiny(f"machine.threads={threads}")) as trainer:
+        named = "OMP_NUM_THREADS=1: 1 of 8 cores work; unset it or set machine.threads"
+        assert (named in trainer.notes) == (threads == 0)
 
 
 def test_a_step_uses_the_settings_of_its_own_number(tiny: Make) -> None:
@@ -299,7 +311,8 @@ def test_a_rewind_without_a_checkpoint_gives_up_with_a_report(
 def test_runs_that_share_the_machine_share_its_cores(
     tiny: Make, monkeypatch: pytest.MonkeyPatch, jobs: int, threads: int
 ) -> None:
-    monkeypatch.setattr("speedrun.train.world.cores", lambda: 6)
+    monkeypatch.setattr("speedrun.limits.cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     try:
         with trainer_of(tiny("machine.threads=0", f"machine.jobs={jobs}")):
