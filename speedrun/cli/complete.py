@@ -79,8 +79,8 @@ def use_own_scripts() -> None:
     """Have `--install-completion` and `--show-completion` write ours."""
     from typer import _completion_shared
 
-    scripts: dict[str, str] = getattr(_completion_shared, "_completion_scripts", {})
-    scripts |= {"bash": BASH.strip(), "zsh": ZSH.strip()}
+    # A name that typer keeps to itself: once it is gone, tests fail here.
+    _completion_shared._completion_scripts.update(bash=BASH.strip(), zsh=ZSH.strip())
 
 
 def named_shell(context: typer.Context, words: Sequence[str]) -> None:

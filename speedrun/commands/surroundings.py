@@ -113,7 +113,7 @@ def _cache() -> Fact:
     except SpeedrunError as error:
         return Fact("cache folder", "none", str(error), {"path": None, "writable": False})
     fact = _folder("cache folder", lambda: home, instead)
-    if fact.values["writable"] and not _locks(_existing(home)):
+    if fact.values["writable"] and not _locks_here(_existing(home)):
         return Fact(
             fact.name,
             f"{fact.found}; no file locks there",
@@ -163,7 +163,8 @@ def _why_not(folder: Path) -> str:
     return ""
 
 
-def _locks(folder: Path) -> bool:
+def _locks_here(folder: Path) -> bool:
+    """Can this machine lock a file there? Whether others see such a lock, it cannot tell."""
     with tempfile.TemporaryFile(dir=folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

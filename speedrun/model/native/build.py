@@ -40,7 +40,8 @@ class Build:
     compiler: tuple[str, ...]  # the words of its command
     cpu: str = "native"
     openmp: bool = True
-    # Options for every file, and for the last step in place of those for threads (tools/dist.py).
+    # Options for every file, and for the last step in place of those for threads; for
+    # tools/packaging/kernels.py.
     extra: tuple[str, ...] = ()
     link: tuple[str, ...] | None = None
 

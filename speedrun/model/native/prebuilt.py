@@ -1,4 +1,4 @@
-"""Kernels that a platform wheel brings along (tools/dist.py makes them), where they fit.
+"""Kernels that a platform wheel brings along (tools/packaging/kernels.py makes them).
 
 They name no OpenMP library: torch has one loaded under whatever name its wheel gave it, and the
 calls bind to that. So torch has to be imported first, which this package's __init__ does.

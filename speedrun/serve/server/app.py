@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -35,6 +35,7 @@ from speedrun.serve.writing import Piece, Wanted, Writer
 
 MOST_BYTES = 1 << 20  # of a request's body
 QUICK = 2048  # characters of prompts that are encoded in less time than a thread takes to begin
+GOODBYE_SECONDS = 1  # from a connection that is closed to the word of it
 PATIENCE_SECONDS = 15.0  # for a body to arrive
 OWN = (
     "page.js", "card.js", "column.js", "kept.js", "settings.js", "sight.js", "stream.js",
@@ -114,7 +115,7 @@ class Doorkeeper:
             wrong = self._wrong(headers.get(b"host", []), headers.get(b"origin", []))
             if wrong:
                 return await _refusal(RequestError(403, wrong, "forbidden"))(scope, receive, send)
-        return await self._app(scope, receive, _to_whoever_is_there(send))
+        return await self._app(scope, receive, _to_whoever_is_there(receive, send))
 
     def _wrong(self, hosts: Sequence[bytes], origins: Sequence[bytes]) -> str:
         names = [_host_of(b"//" + value) for value in hosts]
@@ -129,7 +130,7 @@ class Doorkeeper:
         return ""
 
 
-def _to_whoever_is_there(send: Send) -> Send:
+def _to_whoever_is_there(receive: Receive, send: Send) -> Send:
     """What is sent to a client that has just gone is dropped.
 
     uvicorn does so once it knows; until then uvloop raises, and the terminal has a traceback of it.
@@ -139,10 +140,20 @@ def _to_whoever_is_there(send: Send) -> Send:
         try:
             await send(message)
         except RuntimeError as error:
-            if "handler is closed" not in str(error):
+            if "handler is closed" not in str(error) or not await _has_gone(receive):
                 raise
 
     return sent
+
+
+async def _has_gone(receive: Receive) -> bool:
+    """Does the server hear, within a moment, that the client has disconnected?"""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return True
+    return False
 
 
 def _host_of(address: bytes) -> str | None:
