@@ -14,12 +14,13 @@ from speedrun.config.resolve import Resolved, change, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.fit import Fitted, name_of
-from speedrun.errors import ConfigError, DataError, quoted, shortened
+from speedrun.errors import ConfigError, DataError, RunError, quoted, shortened
 from speedrun.terminal.console import console, print_table, size_text
 from speedrun.terminal.program import command
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Summary
+from speedrun.train.trained_on import TrainedOn
 
 MUCH = 0.2  # share of the wall time spent on validation that is worth a word
 
@@ -108,8 +109,10 @@ def _train(resolved: Resolved, run: RunFolder, request: Request) -> None:
                 fitted, dataset = _dataset(resolved, talk=world.first)
                 config = fitted.config
                 config.microbatches(world.size)
-            display.note(_header(config, run, request, fitted))
-            for note in (*resolved.notes, *fitted.notes, *idle(fitted.resolved)):
+            known, damage = _trained_on(run) if request.resume else (None, [])
+            usual = known.usual_text if known else fitted.usual_text
+            display.note(_header(config, run, request, usual))
+            for note in (*damage, *resolved.notes, *fitted.notes, *idle(fitted.resolved)):
                 display.note(note)
             summary, code = run_training(config, run, dataset, display, world, request, fitted)
     finally:
@@ -125,7 +128,7 @@ def _refuse_paths_elsewhere(config: Config, run: RunFolder) -> None:
     """A run resumed where its text is not found is told from which folder its paths count."""
     if not (paths := run.paths_elsewhere(config)):
         return
-    known = run.trained_on()
+    known, _ = _trained_on(run)
     begun = known.begun_in if known else ""
     there = shlex.quote(begun) if begun else "there"
     change = ", or add data.dir=/its/whole/path" if config.data.dir else ""
@@ -147,15 +150,21 @@ def _dataset(resolved: Resolved, *, talk: bool) -> tuple[Fitted, Path]:
     return fit_to_dataset(resolved), found
 
 
-def _header(config: Config, run: RunFolder, request: Request, fitted: Fitted) -> str:
+def _header(config: Config, run: RunFolder, request: Request, usual: bool) -> str:
     steps = f"{config.steps}"
     if request.stop_after is not None and request.stop_after < config.steps:
         steps = f"{request.stop_after} of {config.steps}"
-    known = run.trained_on() if request.resume else None
-    usual = known.usual_text if known else fitted.usual_text
     text = config.track if usual else f"{name_of(config)}, sized as {config.track}"
     tokens = f"{config.batch.tokens:,} tokens"
     return f"{config.recipe} on {text}: {steps} steps of {tokens}, run folder {run.path}"
+
+
+def _trained_on(run: RunFolder) -> tuple[TrainedOn | None, list[str]]:
+    """What is known of the run's text; a damaged record is a note, for nothing depends on it."""
+    try:
+        return run.trained_on(), []
+    except RunError as error:
+        return None, [str(error)]
 
 
 def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens: int) -> None:
@@ -165,7 +174,7 @@ def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens:
         print(f"stopped at step {summary.steps}; continue with: {on}")
         return
     can_write = run.tokenizer.exists()
-    known = run.trained_on()
+    known, _ = _trained_on(run)
     prompt = known.prompt if known else ""
     if sample_tokens and can_write:
         from speedrun.serve.sampling import Sampling
@@ -212,7 +221,7 @@ def print_result(config: Config, run: RunFolder, summary: Summary) -> None:
         dotted = f", dotted: the target {config.train.target:g}" if config.train.target else ""
         print(f"\ntraining loss (nats per token) over tokens{dotted}")
         print(draw(points, config.train.target))
-    known = run.trained_on()
+    known, _ = _trained_on(run)
     speed = f"{summary.tokens_per_second:,.0f} tokens/s"
     validating = ""
     if (share := (summary.val_seconds or 0.0) / summary.wall_seconds) > MUCH:

@@ -43,7 +43,8 @@ from speedrun.train.summary import Summary, read_json
 from speedrun.train.trained_on import TrainedOn
 
 LOCK = ".lock"
-TAIL_BYTES = 65_536  # of metrics.jsonl, for those who ask where a run stands
+PIECE_BYTES = 65_536  # of metrics.jsonl at a time, for those who ask where a run stands
+LAST = {"train", "val"}  # what they ask for
 
 
 class RunFolder:
@@ -123,7 +124,11 @@ class RunFolder:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 stack.callback(self._leave_no_trace)
-                stack.enter_context(held(self.path / LOCK, wait=False))
+                try:
+                    stack.enter_context(held(self.path / LOCK, wait=False))
+                except FileNotFoundError:  # removed just now by one that has begun nothing in it
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(held(self.path / LOCK, wait=False))
             except InUseError as owner:
                 raise RunError(
                     f"run folder {self.path} is in use by another process ({owner}); wait for it "
@@ -174,7 +179,12 @@ class RunFolder:
         relative = [path for path in paths if not Path(path).expanduser().is_absolute()]
         return [path for path in relative if not Path(path).exists() and not any(Path().glob(path))]
 
-    def create(self, config: Config, environment: Mapping[str, Any] | None = None) -> None:
+    def create(
+        self,
+        config: Config,
+        environment: Mapping[str, Any] | None = None,
+        trained_on: TrainedOn | None = None,
+    ) -> None:
         """Write what a run begins with; the config comes last, since it makes a folder a run.
 
         Records of an earlier attempt are put aside: nothing that was measured is ever deleted.
@@ -192,6 +202,8 @@ class RunFolder:
                 if path.exists():
                     path.rename(aside / path.name)
         write_atomically(self.metrics, b"")
+        if trained_on is not None:
+            trained_on.write(self.dataset)
         self.describe(config, environment or {})
 
     def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
@@ -243,13 +255,30 @@ class RunFolder:
         """Logged objects in order; what is none, such as a line that a crash cut, is left out."""
         return _rows(self._metrics_bytes(), kind)
 
-    def last_metrics(self) -> list[dict[str, Any]]:
-        """The end of what was logged, for which a long file is not read whole."""
+    def last_metrics(self) -> dict[str, dict[str, Any]]:
+        """The last record of training and of validation, as far as there are.
+
+        The file is read from its end in pieces, for validations may be far apart.
+        """
+        found: dict[str, dict[str, Any]] = {}
         if not self.metrics.is_file():
-            return []
+            return found
         with self.metrics.open("rb") as file:
-            file.seek(max(0, self.metrics.stat().st_size - TAIL_BYTES))
-            return _rows(file.read())
+            end, rest = self.metrics.stat().st_size, b""
+            while end and len(found) < len(LAST):
+                begin = max(0, end - PIECE_BYTES)
+                file.seek(begin)
+                lines = (file.read(end - begin) + rest).split(b"\n")
+                # The first line may begin in the piece before; one without end is no record.
+                rest = lines.pop(0)[:PIECE_BYTES] if begin else b""
+                end = begin
+                for line in reversed(lines):
+                    if not any(b'"%s"' % kind.encode() in line for kind in LAST - found.keys()):
+                        continue
+                    row = read_row(line)
+                    if row and row["kind"] in LAST:
+                        found.setdefault(row["kind"], row)
+        return found
 
     def _metrics_bytes(self) -> bytes:
         try:

@@ -138,8 +138,7 @@ def _open_folder(
     if trainer.data.tokenizer is not None:
         trainer.data.tokenizer.save(run.tokenizer)
     if found is None:
-        _trained_on(trainer, fitted).write(run.dataset)
-        run.create(config, here)
+        run.create(config, here, _trained_on(trainer, fitted))
     else:
         for sentence in changes_allowed(config_before(run, found), config, found.step):
             display.note(sentence)

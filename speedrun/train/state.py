@@ -26,6 +26,7 @@ from speedrun.train.summary import Summary
 State = Literal["running", "finished", "stopped", "failed", "damaged", "foreign"]
 STATES: tuple[State, ...] = ("running", "finished", "stopped", "failed", "damaged", "foreign")
 RECORDS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoints")
+MANIFEST = "manifest.json"
 DEEPEST = 4  # folders below the one that is asked for: a race's runs are two below
 
 
@@ -61,16 +62,13 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(root: Path) -> Iterator[Path]:
-    """The runs in a folder or below it, and folders right in it that hold none."""
-    if is_run(root):
-        yield root
-        return
-    for folder in _folders(root):
-        inside = [*_runs_below(folder, DEEPEST - 1)]
-        yield from inside or [folder]
+    """The runs in a folder or below it."""
+    yield from _runs_below(root, DEEPEST)
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / MANIFEST).exists():  # a dataset
+        return
     if is_run(folder):
         yield folder
     elif depth:
@@ -114,11 +112,10 @@ def _look(run: RunFolder) -> Listed:
     if not config.recipe:
         return Listed(str(run.path), "damaged", "its config.toml names no recipe", date=_date(run))
     summary = None if running else run.read_summary()
-    rows = run.last_metrics() if running or summary is None or _goes_beyond(run, summary) else []
-    last = {row["kind"]: row for row in rows}
+    last = run.last_metrics() if running or summary is None or _goes_beyond(run, summary) else {}
     steps, loss = _number(last.get("train"), "step"), _number(last.get("val"), "loss")
     val_step = _number(last.get("val"), "step")
-    if summary and not rows:
+    if summary and not last:
         steps, loss = summary.steps, summary.val_loss
         val_step = steps if run.finished(config) else _last_validation(run)
     state, detail, resumable = _state(run, config, summary, running, last)
@@ -167,7 +164,7 @@ def _state(
 
 def _last_validation(run: RunFolder) -> float | None:
     """Its step: a run that was stopped has gone on without one."""
-    return _number({row["kind"]: row for row in run.last_metrics()}.get("val"), "step")
+    return _number(run.last_metrics().get("val"), "step")
 
 
 def _goes_beyond(run: RunFolder, summary: Summary) -> bool:
@@ -217,6 +214,13 @@ def _data_of_track(track: str) -> DataConfig | None:
 
 
 def list_runs(folders: Sequence[Path]) -> list[Listed]:
-    """Each folder once, in the order in which they are found."""
-    found = dict.fromkeys(run for folder in folders for run in find_runs(folder))
+    """Each folder once, in the order in which they are found.
+
+    Of several that are named, one without runs is listed too, to tell that it is none.
+    """
+    found: dict[Path, None] = {}
+    for folder in folders:
+        inside = [*find_runs(folder)]
+        named = [folder] if len(folders) > 1 and folder.is_dir() else []
+        found |= dict.fromkeys(inside or named)
     return [look(folder) for folder in found]

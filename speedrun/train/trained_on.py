@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from speedrun.errors import RunError
 from speedrun.files import write_json
 from speedrun.train.summary import read_json, validated
 
@@ -37,4 +38,7 @@ class TrainedOn(BaseModel, frozen=True, strict=True):
         """None: the run is of an older version."""
         if not path.exists():
             return None
-        return validated(TrainedOn, read_json(path), path, "what a run was trained on")
+        try:
+            return validated(TrainedOn, read_json(path), path, "what a run was trained on")
+        except RunError as error:
+            raise RunError(f"{error}; delete it, for only headlines and hints need it") from None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from speedrun.commands.runs import runs_command
+from speedrun.commands.train import _trained_on
 from speedrun.errors import ConfigError, RunError
 from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
@@ -107,7 +108,11 @@ def test_states(runs: Path) -> None:
 
 def test_damage_is_a_row_and_never_an_error(tmp_path: Path) -> None:
     expected = damage(tmp_path)
-    found = by_name(list_runs([tmp_path]))
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/manifest.json").write_text("{}")
+    foreign = {"empty", "notes", "\udcff"}
+    assert by_name(list_runs([tmp_path])).keys() == expected.keys() - foreign
+    found = by_name(list_runs([tmp_path, *(tmp_path / name for name in foreign)]))
     assert found.keys() == expected.keys()
     for name, word in expected.items():
         assert word in found[name].detail, name
@@ -125,6 +130,16 @@ def test_a_run_that_goes_on_after_its_result_is_told_by_its_log(runs: Path) -> N
         assert (look(run.path).steps, look(run.path).val_loss) == (44, 2.25)
     save(run, 44)  # and was killed then
     assert (look(run.path).steps, look(run.path).val_loss) == (44, 2.25)
+
+
+def test_a_validation_long_ago_is_found(runs: Path) -> None:
+    run = RunFolder(runs / "begun")
+    run.log("val", step=0, tokens=0, loss=5.0)
+    run.log("val", step=1, tokens=1, loss=4.5)
+    row = json.dumps({"kind": "train", "step": 2, "tokens": 2, "seconds": 1.0, "loss": 4.0}) + "\n"
+    with run.metrics.open("a") as file:
+        file.write(row * 2500 + "x" * 300_000 + "\n" + row * 10)
+    assert (look(run.path).steps, look(run.path).val_loss) == (2, 4.5)
 
 
 def test_to_ask_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -230,3 +245,12 @@ def test_mistakes(tmp_path: Path, folder: str, chosen: dict[str, str], expected:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=expected):
         listed(tmp_path / folder, **chosen)
+
+
+def test_a_damaged_record_of_the_text_is_a_note(tmp_path: Path) -> None:
+    run = begun_run(tmp_path, made_config())
+    run.dataset.write_text("{")
+    known, notes = _trained_on(run)
+    assert known is None
+    assert "dataset.json cannot be read as JSON" in notes[0]
+    assert "delete it" in notes[0]

@@ -190,3 +190,21 @@ def test_a_folder_in_use_on_another_host_is_refused_with_its_name(
     (run.path / ".lock").write_text("node-7 4711 12\n")
     with run.locked():
         assert "node-7" not in (run.path / ".lock").read_text()
+
+
+def test_a_folder_that_another_start_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, make, removed = RunFolder(tmp_path / "run"), os.open, []
+
+    def after_the_other(path: Path, *rest: int) -> int:
+        if not removed:
+            removed.append(path)
+            run.path.rmdir()
+        return make(path, *rest)
+
+    monkeypatch.setattr(os, "open", after_the_other)
+    with run.locked():
+        assert run.in_use()
+    assert removed
+    assert not run.path.exists()
