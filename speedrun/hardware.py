@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speedrun.limits import PROCESS, text_of, threads
+from speedrun.processes import same_code
 
 if TYPE_CHECKING:  # torch takes a second to import, and preparing data does not need it
     import torch
@@ -105,7 +106,11 @@ def probe_bf16(timeout: float = 60.0) -> Probe:
     )
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, **same_code()},
         )
     except subprocess.TimeoutExpired:
         return Probe(None, f"no answer within {timeout:.0f} s")

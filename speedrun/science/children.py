@@ -7,6 +7,7 @@ them off. Only a second Ctrl-C does.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from tempfile import TemporaryFile
 from types import FrameType
 from typing import Self
+
+from speedrun.processes import same_code
 
 PAUSE = 0.05  # seconds between two looks at the children
 
@@ -28,6 +31,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "speedrun", *words],
             stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._errors,
+            env={**os.environ, **same_code()},
         )  # fmt: skip
 
     def poll(self) -> int | None:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from speedrun.errors import ConfigError, RunError
+from speedrun.processes import same_code
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import STOPS
@@ -34,6 +35,7 @@ def launch(request: Request, run: RunFolder) -> NoReturn:
             "--ranks starts torchrun, which has started this process already; leave --ranks out"
         )
     os.environ.setdefault(SHUTDOWN, PATIENCE)
+    os.environ.update(same_code())
     signal.signal(signal.SIGUSR1, _pass_on)
     try:
         torchrun(

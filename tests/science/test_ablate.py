@@ -113,5 +113,5 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
     refused("no technique of that name, only ", switch="Muon")
     refused("at least 2", seeds=1)
     refused("probability", alpha=5.0)
-    refused("train.seed is set by the command", switch="train.seed=5")
+    refused("the command sets train.seed itself", switch="train.seed=5")
     assert list(tmp_path.iterdir()) == []

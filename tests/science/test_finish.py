@@ -208,7 +208,10 @@ def test_a_finished_race(
     assert 0.02 < ratio.ratio_high - ratio.ratio_low < 0.3
     assert all(len(lengths) <= 8 for lengths in drawn.lengths.values())
     assert all(len(drawn.lengths["modern", seed]) <= 4 for seed in (1, 2))
-    for word, sentence in (("train.steps=5", "train.steps is set"), ("train.seed=1", "is set by")):
+    for word, sentence in (
+        ("train.steps=5", "sets train.steps"),
+        ("train.seed=1", "sets train.seed"),
+    ):
         with pytest.raises(ConfigError, match=sentence):
             race(recipes=["modern"], track="nano", finished=True, out=tmp_path, say=print,
                  overrides=[*words, word])  # fmt: skip

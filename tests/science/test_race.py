@@ -189,7 +189,7 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
     refused("no target", "modern", words=("train.target=0.0",))
     refused("--seeds 0", "modern", seeds=0)
     for word in ("train.seed=5", "train.stop=steps", "machine.jobs=2"):
-        refused("is set by the command", "modern", words=(word,))
+        refused("cannot be used here: the command sets", "modern", words=(word,))
     assert list(tmp_path.iterdir()) == []
 
 

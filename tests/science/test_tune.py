@@ -373,7 +373,7 @@ def test_mistakes_are_refused_before_any_run(
     refused("schedule.cooldown", "schedule.cooldown=100..900", "schedule.warmup=0..300")
     refused("--seeds 0", head, seeds=0)
     for word in ("train.seed=5", "train.stop=target", "machine.jobs=2"):
-        refused("is set by the command", head, words=[word])
+        refused("cannot be used here: the command sets", head, words=[word])
     refused("nearest: 'modern'", head, recipe="modrn")
     assert made.begun == []
     assert [path.name for path in tmp_path.iterdir()] == []
