@@ -186,7 +186,6 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
             nano_race(recipes=recipes, seeds=seeds, out=tmp_path, overrides=words)
 
     refused("two recipes of the race are called 'modern'", "modern", "modern")
-    refused("no target", "modern", words=("train.target=0.0",))
     refused("--seeds 0", "modern", seeds=0)
     for word in ("train.seed=5", "train.stop=steps", "machine.jobs=2"):
         refused("cannot be used here: the command sets", "modern", words=(word,))
