@@ -54,10 +54,11 @@ def compare_command(paths: Sequence[Path], as_json: bool) -> None:
 
 def _headline(side: Side) -> str:
     config, runs = side.config, side.runs
+    text = runs[0].folder.told_text(config.track)
     paths = ", ".join(str(run.folder.path) for run in runs)
     seeds = ", ".join(map(str, side.seeds))
     several = "s" if len(runs) > 1 else ""
-    return f"{side.name}: {config.recipe} on {config.track}, seed{several} {seeds}: {paths}"
+    return f"{side.name}: {config.recipe} on {text}, seed{several} {seeds}: {paths}"
 
 
 def _print_differences(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from speedrun.science.results import Ablation, Effect, Race, agreement
 from speedrun.science.space import Budget
 from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text
+from speedrun.train.run import RunFolder
 
 say = partial(print, flush=True)
 SEEDS = 3  # where nobody says how many
@@ -47,7 +48,7 @@ def race_command(
                      finished=finish, tuned=Budget.parse(tuned) if tuned else None,
                      budget=budget, out=folder, overrides=overrides, jobs_at_once=jobs,
                      say=say)  # fmt: skip
-        print_race(found)
+        print_race(found, folder)
         report_command(paths=[folder], out=folder / "race.html", watch=False)
         races.append(found)
     if len(races) > 1:
@@ -74,7 +75,7 @@ def ablate_command(
         found = ablate(recipe=recipe, track=track, seeds=fixed, until=limit, switches=switches,
                        out=folder, alpha=alpha, margin=margin, overrides=overrides,
                        jobs_at_once=jobs, say=say)  # fmt: skip
-        print_ablation(found)
+        print_ablation(found, folder)
         report_command(paths=[folder], out=folder / "ablation.html", watch=False)
         ablations.append(found)
     if len(ablations) > 1:
@@ -113,11 +114,18 @@ def seeds_of(seeds: int | None, until: Sequence[str]) -> int:
     return SEEDS if seeds is None else seeds
 
 
-def print_race(found: Race) -> None:
+def _text(track: str | None, runs: Iterable[str | None], folder: Path | None) -> str:
+    """What it was raced on, as one of the runs in `folder` records it."""
+    run = next(filter(None, runs), None)
+    return RunFolder(folder / run).told_text(track) if folder and run else str(track)
+
+
+def print_race(found: Race, folder: Path | None = None) -> None:
+    text = _text(found.track, (entry.run for entry in found.entries), folder)
     what = "shortest runs that end at" if found.finished else "to"
     tuned = f", each recipe's rates tuned with {found.tuned}" if found.tuned else ""
     print(
-        f"\n{what} a validation loss of {found.target} on {found.track}, {found.seeds} "
+        f"\n{what} a validation loss of {found.target} on {text}, {found.seeds} "
         f"seeds{tuned}: mean +- standard deviation [95% interval]; ratios to {found.order[0]}"
     )
     before = found.to_the_one_before() if len(found.order) > 2 else {}
@@ -182,9 +190,10 @@ def print_profile(races: Sequence[Race]) -> None:
     print_table(("recipe", *(f"x {factor:g}" for factor in factors)), rows)
 
 
-def print_ablation(found: Ablation) -> None:
+def print_ablation(found: Ablation, folder: Path | None = None) -> None:
+    text = _text(found.track, found.runs, folder)
     print(
-        f"\n{found.recipe} on {found.track}, {found.seeds} seeds: effect of each "
+        f"\n{found.recipe} on {text}, {found.seeds} seeds: effect of each "
         "switch (switched - recipe; above 0: the technique helped)"
     )
     if found.until:

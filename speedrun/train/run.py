@@ -155,6 +155,14 @@ class RunFolder:
     def trained_on(self) -> TrainedOn | None:
         return TrainedOn.read(self.dataset)
 
+    def told_text(self, track: str | None) -> str:
+        """What a title calls the text: the track, or a text of the user's and its size."""
+        with suppress(SpeedrunError):  # a damaged record is no reason to show no result
+            known = self.trained_on()
+            if known and not known.usual_text:
+                return f"{known.name}, sized as {track}"
+        return str(track)
+
     def seen_from_here(self, config: Config) -> Config:
         """Its config with the dataset's folder where it lies, wherever the run was begun.
 

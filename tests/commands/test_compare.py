@@ -15,6 +15,7 @@ from speedrun.errors import ConfigError
 from speedrun.files import write_json
 from speedrun.science.sides import Comparison, compare_runs
 from speedrun.train.run import RunFolder
+from speedrun.train.trained_on import TrainedOn
 from tests.report.made import begun_run, made_config, made_run, made_summary
 
 CPU = {"cpu": "a CPU", "cores": 2, "threads": 2, "libraries": {"torch": "2.13.0"}}
@@ -193,3 +194,14 @@ def test_a_row_of_equal_tokens_is_named_where_there_is_one(tmp_path: Path) -> No
                                                     "table",)  # fmt: skip
     short = run_of(tmp_path / "c", "train.steps=7", "model.softcap=15.0")
     assert compare_runs([one, short]).forbidden == (said,)
+
+
+def test_the_text_is_named_where_it_is_not_the_tracks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = run_of(tmp_path / "a"), run_of(tmp_path / "b", "model.softcap=15.0")
+    TrainedOn(name="my poem", usual_text=False).write(RunFolder(other).dataset)
+    compare_command([one, other], as_json=False)
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("A: modern on nano, seed 0")
+    assert second.startswith("B: modern on my poem, sized as nano, seed 0")

@@ -13,6 +13,7 @@ from speedrun.errors import ConfigError
 from speedrun.science.compare import Entry
 from speedrun.science.results import Ablation, Effect, Race
 from speedrun.science.space import Budget
+from speedrun.train.trained_on import TrainedOn
 
 Output = pytest.CaptureFixture[str]
 RACE = Race(
@@ -119,6 +120,17 @@ def test_the_table_of_an_ablation(capsys: Output) -> None:
     assert rows["seconds_to_target:"] == ["no pair of runs has it"]
     assert rows["norm"] == ["-0.0100 nats [-0.5000, +0.4800] 0.9 0.9 undecided: about 20 new seeds"]
     assert rows["skip"] == ["+0.0000 nats 1 1 undecided"]
+
+
+def test_titles_name_a_text_that_is_not_the_tracks(tmp_path: Path, capsys: Output) -> None:
+    (tmp_path / "runs/a").mkdir(parents=True)
+    TrainedOn(name="my poem", usual_text=False).write(tmp_path / "runs/a/dataset.json")
+    first = RACE.entries[0].model_copy(update={"run": "runs/a"})
+    raced = RACE.model_copy(update={"entries": (first, *RACE.entries[1:])})
+    command.print_race(raced, tmp_path)
+    assert "of 4.3 on my poem, sized as nano, 2 seeds" in capsys.readouterr().out
+    command.print_ablation(ABLATION.model_copy(update={"runs": ("runs/a",)}), tmp_path)
+    assert "modern on my poem, sized as nano, 3 seeds" in capsys.readouterr().out
 
 
 def test_requests_pass_through_and_a_page_is_written(
