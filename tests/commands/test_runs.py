@@ -13,6 +13,7 @@ import torch
 from speedrun.commands.runs import runs_command
 from speedrun.commands.train import _trained_on
 from speedrun.errors import ConfigError, RunError
+from speedrun.terminal.program import command
 from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
 from speedrun.train.state import Listed, list_runs, look
@@ -202,7 +203,8 @@ def test_only_experiments_on_one_text_are_worth_comparing(
     other.write_summary(made_summary(dataset_fingerprint="e" * 64))
     assert hint() == []  # another seed, another text
     made_run(tmp_path / "d", made_config("model.softcap=9.0"), slope=0.06)
-    assert hint() == [f"compare:  speedrun compare {tmp_path / 'a'} {tmp_path / 'd'}"]
+    both = command("compare", str(tmp_path / "a"), str(tmp_path / "d"))
+    assert hint() == [f"compare:  {both}"]
 
 
 def test_a_loss_of_an_older_step_is_told_with_it(
