@@ -96,10 +96,11 @@ def test_a_run_is_resumed_from_another_folder(
         train_command(again)
     capsys.readouterr()
     runs_command([home], **listing)
-    assert f"cd '{home}' && speedrun train --resume --run '{folder}'" in capsys.readouterr().out
+    go_on = command("train", "--resume", "--run", str(folder))
+    assert f"cd '{home}' && {go_on}" in capsys.readouterr().out
     (home / "away").rename(home / "da ta")
     runs_command([home], **listing)
-    assert f"go on:    speedrun train --resume --run '{folder}'" in capsys.readouterr().out
+    assert f"go on:    {go_on}" in capsys.readouterr().out
     record = folder / "dataset.json"
     record.write_text(record.read_text().replace("begun_in", "of an older version"))
     with pytest.raises(DataError, match=r"was begun in; cd there first, or add data\.dir=/"):
