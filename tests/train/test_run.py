@@ -195,7 +195,8 @@ def test_a_folder_in_use_on_another_host_is_refused_with_its_name(
 def test_a_folder_that_another_start_removes_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, make, removed = RunFolder(tmp_path / "run"), os.open, []
+    run, make = RunFolder(tmp_path / "run"), os.open
+    removed: list[Path] = []
 
     def after_the_other(path: Path, *rest: int) -> int:
         if not removed:
