@@ -175,10 +175,11 @@ class Runner:
         code = os.waitstatus_to_exitcode(status)
         if code != 0:
             heard = job.scratch / "stderr"
-            said = heard.read_text(errors="replace")[-SHOWN:] if heard.exists() else ""
-            how = (
-                f"hung for {PATIENCE:g} s" if "Timeout (" in said else f"process ended with {code}"
-            )
+            said = heard.read_text(errors="replace") if heard.exists() else ""
+            # A dump of every thread's stack may be long, and its first line says what it is.
+            hung = "Timeout (" in said
+            how = f"hung for {PATIENCE:g} s" if hung else f"process ended with {code}"
+            said = said[-SHOWN:]
             if code < 0:
                 how = f"killed by {signal.Signals(-code).name}"
             tally.add("fault")
