@@ -56,6 +56,12 @@ def write_atomically(
     """Make `path` appear whole or not at all, even if the machine stops midway."""
     temporary = path.parent / f"{path.name}.tmp"  # of a folder such as . too, which has no name
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # A device or a pipe takes what is written to it. A file in the place of /dev/null would
+            # be one for the whole machine.
+            with path.open("wb") as file:
+                file.write(data)
+            return
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()

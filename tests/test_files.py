@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import pwd
 from pathlib import Path
 
@@ -129,3 +130,16 @@ def test_json_with_half_a_character_is_refused() -> None:
     with pytest.raises(ValueError, match="can't decode byte 0xed"):
         parse_json(b'["\xed\xa0\x80"]')
     assert parse_json(r'["\ud83c\udfc1", "\u00e9", "\\ud800"]') == ["\U0001f3c1", "\xe9", r"\ud800"]
+
+
+def test_a_device_or_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(pipe, b"words")
+        assert os.read(reader, 100) == b"words"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
