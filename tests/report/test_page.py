@@ -241,6 +241,9 @@ def test_a_race_under_way_is_its_runs_so_far(tmp_path: Path) -> None:
     entry = {"recipe": "b", "seed": 0, "run": "runs/b-s0"}
     (race / "race.json").write_text(json.dumps({"target": 4.0, "entries": [entry]}))
     assert [run.path.name for run in read_inputs([race]).runs] == ["b-s0"]  # its own word then
+    nowhere = {"recipe": "b", "seed": 1, "run": "x" * 5000}  # longer than any file's name
+    (race / "race.json").write_text(json.dumps({"target": 4.0, "entries": [entry, nowhere]}))
+    assert [run.path.name for run in read_inputs([race]).runs] == ["b-s0"]
 
 
 def test_damaged_files_of_a_run_are_one_sentence(tmp_path: Path) -> None:

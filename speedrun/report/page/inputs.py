@@ -40,11 +40,18 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             results[type(result)] = result
             files.append(file)
             named = [file.parent / place for place in result.runs]
-            folders += [folder for folder in named if (folder / "config.toml").is_file()]
+            folders += [folder for folder in named if _has_config(folder)]
         for folder in folders:
             runs.setdefault(folder.resolve(), RunFolder(folder))
     found = results.get(Race), results.get(Ablation), results.get(Tuning)
     return Inputs(tuple(runs.values()), *found, tuple(files))
+
+
+def _has_config(folder: Path) -> bool:
+    try:
+        return (folder / "config.toml").is_file()
+    except OSError:  # a name in a result that is longer than any file's can be
+        return False
 
 
 def _result_files(path: Path) -> list[Path]:
