@@ -126,10 +126,10 @@ def _names(kind: Literal["recipe", "track"], incomplete: str) -> list[str]:
 
 def override(incomplete: str) -> list[str]:
     """`model.lay` goes on as `model.layers=`, and `model.norm=` as each of its values."""
-    from speedrun.config.resolve import schema_fields
+    from speedrun.config.resolve import schema_fields, settable
 
     key, equals, _ = incomplete.partition("=")
-    fields = {name: field for name, field in schema_fields() if "." in name}
+    fields = {name: field for name, field in schema_fields() if "." in name and settable(name)}
     if not equals:
         return [f"{name}=" for name in fields if name.startswith(incomplete)]
     if key not in fields:

@@ -14,11 +14,14 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from speedrun.config.code import code_tables
 from speedrun.config.files import flatten
 from speedrun.config.schema import Config
 
 NAMES = ("recipe", "track")
-PLACE = ("machine", "data.dir")
+# Code is known by its hash, a dataset by its fingerprint: where they lie makes no difference.
+PLACE = ("machine", "data.dir", *(f"{table}.place" for table in code_tables(Config)))
+CODE_AND_DATA = tuple(key for key in PLACE if key != "machine")  # where they lie, and no more
 SEED = "train.seed"
 LENGTH = "train.steps"  # may change in a resumed run as long as the steps done keep their schedules
 STOP = "train.stop"  # no step depends on it
@@ -64,7 +67,8 @@ def hash_of(values: Any) -> str:
 def all_differences(one: Config, other: Config, but: Collection[str] = ()) -> list[Difference]:
     """In which values two configs differ at all, machine and folders included."""
     values, others = all_values(one, but), all_values(other, but)
-    pairs = [Difference(key, value, others[key]) for key, value in values.items()]
+    keys = [*values, *(key for key in others if key not in values)]  # code has arguments of its own
+    pairs = [Difference(key, values.get(key), others.get(key)) for key in keys]
     return [pair for pair in pairs if pair.one != pair.other]
 
 

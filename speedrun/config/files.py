@@ -37,6 +37,7 @@ class Layer:
     name: str
     notes: Mapping[str, Any]
     values: Mapping[str, Any]
+    folder: Path  # of the file
 
     @property
     def origin(self) -> str:
@@ -117,7 +118,7 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
                 "extends and why are texts, published_minutes a number, scale a track's table"
             )
     shown = path.stem if path.parent == FOLDERS[kind] else name
-    return Layer(kind, shown, notes, dict(flatten(table))), path
+    return Layer(kind, shown, notes, dict(flatten(table)), path.parent), path
 
 
 def chain(kind: Kind, name: str) -> list[Layer]:

@@ -6,6 +6,7 @@ value, to be there when the other is switched on; somebody who sets either by ha
 
 from __future__ import annotations
 
+from speedrun.config.optimizer import RoleOptions
 from speedrun.config.resolve import Resolved
 from speedrun.config.schema import Config
 
@@ -27,8 +28,18 @@ def _unread(config: Config) -> list[tuple[str, str, bool]]:
     model, schedule = config.model, config.schedule
     mixed = model.value_embeddings != "none" or model.value_residual
     usual = Config()
+    by_code = [
+        (f"optimizer.{table}.{name}", f"optimizer.{table}.use",
+         getattr(options, name) != getattr(getattr(usual.optimizer, table), name))
+        for table, options in config.optimizer
+        if isinstance(options, RoleOptions) and f"optimizer.{table}" in config.used_code()
+        for name in options.names()
+    ]  # fmt: skip
     muon = config.optimizer.kind == "muon"
     return [
+        *by_code,
+        ("optimizer.hidden.use", "optimizer.kind",
+         bool(config.optimizer.hidden.use) and config.optimizer.kind != "own"),
         ("model.value_weights", "model.value_embeddings",
          model.value_weights != usual.model.value_weights and not mixed),
         ("model.value_tables", "model.value_embeddings",

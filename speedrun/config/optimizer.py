@@ -13,13 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from speedrun.config.code import UsedCode
 from speedrun.config.fields import Count, Fraction, NonNegative, Section, Technique, refuse
 
 Role = Literal["hidden", "qkv", "embedding", "value_embedding", "bigram", "head", "scalar"]
 ROLES: tuple[Role, ...] = get_args(Role)
 MATRIX_ROLES: tuple[Role, ...] = ("hidden", "qkv")  # matrices inside the blocks
 # By `optimizer.kind`: the table that says what is done with those matrices.
-MATRIX_TABLES = {"adamw": "hidden", "muon": "muon"}
+MATRIX_TABLES = {"adamw": "hidden", "muon": "muon", "own": "hidden"}
 
 Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 POLAR_EXPRESS_LENGTH = 5  # its polynomials are made as a set, each for what the last leaves over
@@ -98,24 +99,49 @@ def iterations_problem(coefficients: str | Sequence[object], iterations: int) ->
     return f"{'polar_express has' if named else 'there are'} {length} triples, one per iteration"
 
 
+class OwnOptions(UsedCode, UpdateOptions):
+    """Any torch.optim.Optimizer that a recipe names, in place of ours."""
+
+    kind = "own"
+
+    scheduled: bool = Field(
+        True, description="whether the schedule of the learning rate acts on that optimizer"
+    )
+
+
+class RoleOptions(OwnOptions, AdamOptions):
+    """AdamW for one role of parameter, or the optimizer that `use` names in its place."""
+
+    kind = "adam"
+    recipe_only = frozenset(OwnOptions.model_fields)
+
+    @property
+    def own(self) -> OwnOptions:
+        return OwnOptions(**{name: getattr(self, name) for name in OwnOptions.model_fields})
+
+
 class OptimizerConfig(Section):
     """The options for each role a parameter plays in the model."""
 
-    kind: Annotated[Literal["adamw", "muon"], Technique("Muon", off="adamw")] = Field(
-        "adamw", description="of the hidden matrices, by optimizer.hidden or optimizer.muon"
+    kind: Annotated[Literal["adamw", "muon", "own"], Technique("Muon", off="adamw", on="muon")] = (
+        Field(
+            "adamw",
+            description="of the hidden matrices; adamw: by optimizer.hidden, muon: by "
+            "optimizer.muon, own: by optimizer.hidden.use, which sets this itself",
+        )
     )
     clip: NonNegative = Field(0.0, description="largest norm of the whole gradient; 0: no limit")
     muon: MuonOptions = Field(MuonOptions(), description="matrices inside the blocks, kind = muon")
-    hidden: AdamOptions = Field(
-        AdamOptions(), description="matrices inside the blocks, kind = adamw"
+    hidden: RoleOptions = Field(
+        RoleOptions(), description="matrices inside the blocks, kind = adamw"
     )
-    embedding: AdamOptions = Field(
-        AdamOptions(), description="token table (if not tied), positions"
+    embedding: RoleOptions = Field(
+        RoleOptions(), description="token table (if not tied), positions"
     )
-    value_embedding: AdamOptions = Field(AdamOptions(), description="value embedding tables")
-    bigram: AdamOptions = Field(AdamOptions(), description="the table of token pairs")
-    head: AdamOptions = Field(AdamOptions(), description="the head, tied or not")
-    scalar: AdamOptions = Field(AdamOptions(), description="gains, biases, mixing and skip weights")
+    value_embedding: RoleOptions = Field(RoleOptions(), description="value embedding tables")
+    bigram: RoleOptions = Field(RoleOptions(), description="the table of token pairs")
+    head: RoleOptions = Field(RoleOptions(), description="the head, tied or not")
+    scalar: RoleOptions = Field(RoleOptions(), description="gains, biases, mixing and skip weights")
 
     def table(self, role: Role) -> str:
         """The table with the options of a role."""
@@ -124,11 +150,23 @@ class OptimizerConfig(Section):
     def of(self, role: Role) -> UpdateOptions:
         """What is done with the parameters of a role."""
         options: UpdateOptions = getattr(self, self.table(role))
+        if isinstance(options, RoleOptions) and self.is_own(role):
+            return options.own
         return options
+
+    def is_own(self, role: Role) -> bool:
+        """Whether the parameters of a role go by an optimizer that the recipe names."""
+        if role in MATRIX_ROLES:
+            return self.kind == "own"
+        options: RoleOptions = getattr(self, role)
+        return bool(options.use)
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
         """Zero is a value the optimizers take, but a recipe that says so has a mistake in it."""
+        if self.kind == "own" and not self.hidden.use:
+            allowed = "name the optimizer of the hidden matrices by optimizer.hidden.use"
+            refuse("optimizer.kind", self.kind, allowed)
         for section, options in self:
             for key in ("lr", "eps"):
                 if isinstance(options, UpdateOptions) and getattr(options, key, None) == 0:

@@ -11,7 +11,6 @@ makes those fit that do not.
 from __future__ import annotations
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +24,11 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from speedrun.config.experiment import all_values
-from speedrun.config.fields import Section, Technique
+from speedrun.config.code import WORKED_OUT, code_tables, found
+from speedrun.config.experiment import all_differences, all_values
+from speedrun.config.fields import Technique
 from speedrun.config.files import Kind, chain, flatten, is_path, names, read_toml
+from speedrun.config.scaling import read_scaling
 from speedrun.config.schema import MOVED, Config
 from speedrun.errors import ConfigError, quoted
 
@@ -79,6 +80,20 @@ def describe() -> dict[str, str]:
     return {key: info.description or "" for key, info in schema_fields()}
 
 
+CODE_TABLES = tuple(code_tables(Config))
+
+
+def is_argument(key: str) -> bool:
+    """Whether a key is an argument of code that a recipe names, which no schema can know."""
+    return any(key.startswith(f"{table}.args.") for table in CODE_TABLES)
+
+
+def settable(key: str) -> bool:
+    """Whether a file or a user may set a key of the schema; some follow from others."""
+    table, _, last = key.rpartition(".")
+    return table not in CODE_TABLES or last not in WORKED_OUT
+
+
 def techniques(config: Config) -> dict[str, dict[str, Any]]:
     """The techniques a config has by name, each with the values by key that take it out."""
     values = all_values(config)
@@ -115,14 +130,16 @@ def check_known(key: str, origin: str) -> None:
     known = describe()
     if key in ("recipe", "track"):
         raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting: leave it out")
-    if key in known:
+    table, _, last = key.rpartition(".")
+    if not settable(key):
+        raise ConfigError(f"{key!r} ({origin}) follows from {table}.use: leave it out")
+    if key in known or is_argument(key):
         return
     if key in MOVED:
         raise ConfigError(f"{key!r} ({origin}) is now called {MOVED[key]!r}: write that")
     inside = [name for name in known if name.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key!r} ({origin}) is a table; set one of {', '.join(inside)}")
-    last = key.rpartition(".")[2]
     same_last = [name for name in known if name.rpartition(".")[2] == last]
     near = get_close_matches(key, same_last or known, n=1, cutoff=0.0)
     raise ConfigError(f"unknown key {quoted(key)} ({origin}); nearest known: {near[0]!r}")
@@ -142,69 +159,6 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-class Scaling(Section):
-    """How a track of another size reads a recipe's value: factor * value(of) ** power.
-
-    Written as a number (the factor) or as a table, `{ of = "key", factor = 4.3, power = 0.5 }`.
-    """
-
-    of: str
-    factor: float = 1.0
-    power: float = 1.0
-
-    def __call__(self, value: Any) -> Any:
-        """Of a number or of a list of whole ones; anything else is refused."""
-        items = value if isinstance(value, list) else [value]
-        kinds = int if isinstance(value, list) else (int, float)
-        if not all(isinstance(item, kinds) and not isinstance(item, bool) for item in items):
-            raise ConfigError(
-                f"{self.of} = {value!r} is not a number, so it cannot be scaled: take it out"
-            )
-        try:
-            if isinstance(value, list):
-                return sorted({int(self.factor * item) for item in value})
-            scaled = self.factor * float(value) ** self.power
-            if isinstance(value, int):
-                return max(1, round(scaled)) if value else 0
-            if not math.isfinite(scaled):
-                raise OverflowError
-        except (ArithmeticError, TypeError, ValueError):  # beyond all floats, 0 ** -1, (-1) ** 0.5
-            read = f"{self.factor:g} * {value} ** {self.power:g}"
-            raise ConfigError(
-                f"{read} is no number that {self.of} can have: change its scale"
-            ) from None
-        return scaled
-
-    def inverse(self, found: float) -> float:
-        """The number that is read as `found`; a whole one for a whole one."""
-        if self.factor <= 0 or self.power == 0:
-            raise ConfigError(
-                f"the scale of {self.of!r} cannot be undone: its factor must be above 0 and its "
-                "power not 0"
-            )
-        value: float = (found / self.factor) ** (1 / self.power)
-        if not isinstance(found, int):
-            return value
-        whole = round(value)
-        if self(whole) != found:
-            raise ConfigError(
-                f"{self.of} = {found} cannot be stated: no whole number scales to it; use another"
-            )
-        return whole
-
-
-def read_scaling(key: str, written: Any, origin: str) -> Scaling:
-    """What the file `origin` says in its [scale] about a key."""
-    table = written if isinstance(written, dict) else {"factor": written}
-    try:
-        return Scaling.model_validate({"of": key, **table})
-    except ValidationError:
-        raise ConfigError(
-            f"scale of {key!r} ({origin}) must be a factor or a table of of, factor and power, "
-            f"not {quoted(written)}"
-        ) from None
-
-
 @dataclass(frozen=True)
 class _Stack:
     """Values by dotted key, the last one laid on top, and where each came from."""
@@ -215,14 +169,49 @@ class _Stack:
     layers: list[bool] = field(default_factory=list)  # of each, whether it is a user's own
     usual_text: dict[str, Any] = field(default_factory=dict)  # what the others say of the text
 
-    def lay(self, items: Iterable[tuple[str, Any]], source: str, *, users_own: bool = True) -> None:
-        for key, value in items:
+    def lay(
+        self,
+        items: Iterable[tuple[str, Any]],
+        source: str,
+        *,
+        users_own: bool = True,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder` is where the files lie that the layer names, by default the current one."""
+        layer = dict(items)
+        for table in CODE_TABLES:
+            if isinstance(layer.get(f"{table}.args"), dict):  # of an override: {lr = 0.1}
+                layer |= dict(flatten(layer.pop(f"{table}.args"), f"{table}.args."))
+        for key, value in layer.items():
             check_known(key, source)
-            self.values[key], self.origin[key] = value, source
-            self.height[key] = len(self.layers)
+            self._set(key, value, source)
             if key in TEXT and not users_own:
                 self.usual_text[key] = value
+        for table in CODE_TABLES:
+            if isinstance(use := layer.get(f"{table}.use"), str):
+                self._name_code(table, use, layer, source, folder or Path())
         self.layers.append(users_own)
+
+    def _set(self, key: str, value: Any, source: str) -> None:
+        self.values[key], self.origin[key] = value, source
+        self.height[key] = len(self.layers)
+
+    def _name_code(
+        self, table: str, use: str, layer: Mapping[str, Any], source: str, folder: Path
+    ) -> None:
+        """What follows from naming code: its hash and place, and that no other's arguments stay."""
+        for key in [key for key in self.values if key.startswith(f"{table}.args")]:
+            if key not in layer:
+                del self.values[key], self.origin[key]
+        try:
+            for name, value in found(use, folder).items():
+                self._set(f"{table}.{name}", value, source)
+        except ConfigError as error:
+            raise ConfigError(f"{table}.use ({source}): {error}") from None
+        stated = "optimizer.kind" in layer
+        owned = use or self.values.get("optimizer.kind") == "own"
+        if table == "optimizer.hidden" and owned and not stated:
+            self._set("optimizer.kind", "own" if use else "adamw", f"{table}.use ({source})")
 
     def for_other_text(self) -> frozenset[str]:
         """All keys below the layer in which a user names the text; none where nobody does."""
@@ -310,7 +299,9 @@ def resolve(
                 for key, written in layer.notes.get("scale", {}).items():
                     stack.scale(key, written, layer.origin)
                 users_own = layer.name not in names(kind)
-                stack.lay(layer.values.items(), layer.origin, users_own=users_own)
+                stack.lay(
+                    layer.values.items(), layer.origin, users_own=users_own, folder=layer.folder
+                )
             stack.values[kind] = Path(name).stem if is_path(name) else name
     stack.lay(map(parse_override, overrides), "override")
     stack.lay((options or {}).items(), "option")
@@ -352,7 +343,26 @@ def change(config: Config, overrides: Sequence[str], options: Mapping[str, Any])
 
 def toml_text(value: Any) -> str:
     """A value as a recipe or an override would write it."""
+    if value is None:  # a key that another config has
+        return "-"
     return json.dumps(value, ensure_ascii=False)  # the same for all that a config holds
+
+
+def override_words(base: Config, config: Config, but: Sequence[str] = ()) -> dict[str, str]:
+    """What makes `config` of `base`, as `key=value` by key; but for names and keys in `but`."""
+    found = {}
+    for key, _, value in all_differences(base, config, but):
+        table, _, last = key.rpartition(".")
+        if not settable(key):
+            continue
+        if table in CODE_TABLES and last == "use":
+            place = all_values(config).get(f"{table}.place")
+            value = str(Path(place) / value) if place and value else value or ""
+        if value is not None:  # an argument that is gone went with its `use`
+            plain = f"{key}={value}"
+            same = isinstance(value, str) and value and parse_override(plain)[1] == value
+            found[key] = plain if same else f"{key}={toml_text(value)}"
+    return found
 
 
 def to_toml(config: Config) -> str:

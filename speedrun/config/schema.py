@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from speedrun.config.code import CustomConfig, UsedCode
 from speedrun.config.fields import (
     Amount,
     Count,
@@ -25,7 +26,7 @@ from speedrun.config.fields import (
     Text,
     refuse,
 )
-from speedrun.config.optimizer import OptimizerConfig
+from speedrun.config.optimizer import ROLES, OptimizerConfig
 
 BLOCK = 128  # tokens in an attention block, the step of a window counted in blocks
 TOKEN_UNIT = 64  # the step of a window counted in tokens
@@ -360,6 +361,7 @@ class Config(Section):
     attention: AttentionConfig = AttentionConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    custom: CustomConfig = CustomConfig()
     data: DataConfig = DataConfig()
     batch: BatchConfig = BatchConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -397,6 +399,13 @@ class Config(Section):
             allowed = f"it must be a multiple of batch.length = {length}"
             refuse("validation.tokens", validation.tokens, allowed)
         return self
+
+    def used_code(self) -> dict[str, UsedCode]:
+        """All code of users' own that a run of this config uses, by table."""
+        tables = {role: self.optimizer.table(role) for role in ROLES if self.optimizer.is_own(role)}
+        found = {f"optimizer.{table}": getattr(self.optimizer, table) for table in tables.values()}
+        parts = {f"custom.{part}": used for part, used in self.custom if used.use}
+        return {**found, **parts}
 
     def microbatches(self, world: int = 1, fits: int = 0) -> int:
         """Forward passes per step on each rank; refuses what cannot be divided.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from speedrun.config.experiment import all_values, hash_of
+from speedrun.config.experiment import CODE_AND_DATA, all_values, hash_of
 from speedrun.config.resolve import parse_override, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
@@ -216,8 +216,8 @@ class RunSet:
 
     def _refuse_edited(self, job: Job, run: RunFolder) -> None:
         """The child reads recipe and code anew; what it ran must be what its folder stands for."""
-        ran = _identity(run.load_config())
-        changed = [key for key, value in _identity(job.config).items() if ran[key] != value]
+        ran, meant = _identity(run.load_config()), _identity(job.config)
+        changed = [key for key in {**meant, **ran} if meant.get(key) != ran.get(key)]
         environment = Environment.read(run.environment)
         if environment is None or environment.code_sha256 != self._code:
             changed.append("the code")
@@ -241,8 +241,8 @@ class RunSet:
 
 
 def _identity(config: Config) -> dict[str, Any]:
-    """The experiment and the machine's settings. Of the data the fingerprint tells more."""
-    return all_values(config, but=("data.dir",))
+    """The experiment and the machine's settings. Of data and code fingerprints tell more."""
+    return all_values(config, but=CODE_AND_DATA)
 
 
 def _result_text(summary: Summary | None, at_once: int) -> str:

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from speedrun.config.experiment import SEED, all_differences, differences, experiment_hash
+from speedrun.config.experiment import CODE_AND_DATA, PLACE, SEED, all_differences, experiment_hash
 from speedrun.config.files import names
-from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.resolve import override_words, resolve
 from speedrun.config.schema import Config
 from speedrun.data.stream import ProgressCallback
 from speedrun.data.validation import FIRST
@@ -195,8 +195,7 @@ def _changes(config: Config) -> tuple[str, ...] | None:
         own = resolve(config.recipe, config.track).config
     except ConfigError as error:
         return (f"another recipe, for {error}",)
-    found = differences(own, config, but=(SEED,))
-    return tuple(f"{key}={toml_text(value)}" for key, _, value in found)
+    return tuple(override_words(own, config, but=(*PLACE, SEED)).values())
 
 
 def _significant(losses: Sequence[float], target: float, alpha: float) -> Verdict:
@@ -241,7 +240,7 @@ def _check_set(runs: Sequence[Records]) -> None:
         path = run.run.path
         if run.config.machine.jobs > 1:
             raise _refuse("own machine", f"{path} was one of {run.config.machine.jobs} at a time")
-        for key, value, changed in all_differences(first, run.config, but=(SEED, "data.dir")):
+        for key, value, changed in all_differences(first, run.config, (SEED, *CODE_AND_DATA)):
             raise _refuse("same recipe", f"{key} is {changed!r} in {path}, not {value!r}")
         for key, value in run.environment.machine.items():
             if value != (other := runs[0].environment.machine[key]):

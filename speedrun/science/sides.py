@@ -17,9 +17,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from speedrun.config.experiment import LENGTH, SEED, STOP, all_values, differences, experiment_hash
+from speedrun.config.experiment import (
+    LENGTH,
+    PLACE,
+    SEED,
+    STOP,
+    all_values,
+    differences,
+    experiment,
+    experiment_hash,
+)
 from speedrun.config.files import names
-from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.resolve import override_words, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted, shortened
 from speedrun.science.compare import METRICS, Entry, Row, statistics
@@ -185,10 +194,11 @@ def _experiment(sides: Sequence[Side]) -> dict[str, tuple[str, ...]]:
     """Values of the config that differ, the machine's apart, and the names of the files."""
     tables = [
         {"recipe": side.config.recipe, "track": side.config.track}
-        | all_values(side.config, but=("machine", SEED, "data.dir"))
+        | experiment(side.config, but=(SEED,))
         for side in sides
     ]
-    return _differing({key: [_shown(table[key]) for table in tables] for key in tables[0]})
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return _differing({key: [_shown(table.get(key)) for table in tables] for key in keys})
 
 
 def _shown(value: Any) -> str:
@@ -397,7 +407,7 @@ def deciding_command(sides: Sequence[Side]) -> str:
     kept = [word for key, word in _overrides(one).items() if key not in apart]
     sets = [part for word in kept for part in ("--set", word)]
     if one.recipe == other.recipe:
-        switches = [f"{key}={_text(value)}" for key, _, value in changed if key != LENGTH]
+        switches = [*override_words(one, other, but=(*PLACE, SEED, STOP, LENGTH)).values()]
         if not 0 < len(switches) <= MOST_SWITCHES:
             return ""
         words = ["ablate", one.recipe, "--track", one.track, "--seeds", "5"]
@@ -413,7 +423,5 @@ def _overrides(config: Config) -> dict[str, str]:
         plain = resolve(config.recipe, config.track).config
     except ConfigError:  # files of the user's, known by their names alone
         return {}
-    found = {key: value for key, _, value in differences(plain, config, but=(SEED, STOP))}
-    if config.data.dir != plain.data.dir:
-        found["data.dir"] = config.data.dir
-    return {key: f"{key}={_text(value)}" for key, value in found.items()}
+    kept = [key for key in PLACE if key != "data.dir"]
+    return override_words(plain, config, but=(*kept, SEED, STOP))

@@ -49,10 +49,11 @@ def setting_broken(run: Records) -> Broken | None:
     if run.config.track not in names("track"):
         return None
     own, found = experiment(resolve(None, run.config.track).config), experiment(run.config)
-    for key, value in own.items():
+    for key in {**own, **found}:
+        value = own.get(key)
         held = key.partition(".")[0] in TRACKS_OWN and key not in RECIPES_OWN
-        if (held or key == TARGET) and found[key] != value:
-            return Broken("the track's own", f"{key} is {found[key]!r}, not {value!r}")
+        if (held or key == TARGET) and found.get(key) != value:
+            return Broken("the track's own", f"{key} is {found.get(key)!r}, not {value!r}")
     return None
 
 

@@ -12,7 +12,7 @@ from speedrun.config.experiment import (
     experiment,
     experiment_hash,
 )
-from speedrun.config.resolve import describe, resolve
+from speedrun.config.resolve import CODE_TABLES, describe, resolve
 from speedrun.config.schema import Config
 
 
@@ -50,8 +50,12 @@ def test_everything_else_does(change: str) -> None:
 
 
 def test_an_experiment_is_every_key_but_names_and_place() -> None:
-    left_out = set(describe()) - set(experiment(config()))
+    words = [f"{table}.use=torch.optim:SGD" for table in CODE_TABLES]
+    words += [f"{table}.args={{a = 1}}" for table in CODE_TABLES]
+    values = experiment(config(*words))
+    known = {f"{key}.a" if key.endswith(".args") else key for key in describe()}
+    left_out = known - set(values)
     assert {key for key in left_out if not key.startswith("machine.")} == {
-        "recipe", "track", "data.dir",
+        "recipe", "track", "data.dir", *(f"{table}.place" for table in CODE_TABLES),
     }  # fmt: skip
     assert SEED in experiment(config())

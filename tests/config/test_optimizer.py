@@ -6,19 +6,19 @@ import pytest
 
 from speedrun.config.optimizer import (
     MATRIX_TABLES,
-    AdamOptions,
     MuonOptions,
     OptimizerConfig,
     Role,
+    RoleOptions,
 )
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 
 
 def test_roles_and_sections_agree() -> None:
-    sections = {name for name, options in OptimizerConfig() if isinstance(options, AdamOptions)}
+    sections = {name for name, options in OptimizerConfig() if isinstance(options, RoleOptions)}
     assert sections == set(get_args(Role)) - {"qkv"}
-    adam, muon, head = AdamOptions(lr=0.5), MuonOptions(lr=0.3), AdamOptions(lr=0.7)
+    adam, muon, head = RoleOptions(lr=0.5), MuonOptions(lr=0.3), RoleOptions(lr=0.7)
     for config, chosen in (
         (OptimizerConfig(kind="adamw", hidden=adam, muon=muon, head=head), adam),
         (OptimizerConfig(kind="muon", hidden=adam, muon=muon, head=head), muon),

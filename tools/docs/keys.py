@@ -75,6 +75,8 @@ def _allowed(kind: Any, metadata: list[Any]) -> str:
         inner = [one for one in get_args(kind) if one is not Ellipsis]
         each = _annotated(inner[0])
         return f"a list: {each}" if Ellipsis in get_args(kind) else f"{len(inner)} of: {each}"
+    if get_origin(kind) is dict:
+        return "a table of names and values"
     assert get_origin(kind) not in (Union,), kind
     name = {int: "a whole number", float: "a number", str: "text"}[kind]
     return name + "".join(_bound(one) for one in metadata)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from speedrun.config.experiment import all_differences
 from speedrun.config.files import Kind, Layer, chain, names
-from speedrun.config.resolve import Scaling, read_scaling, resolve, toml_text
+from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.scaling import Scaling, read_scaling
 from speedrun.config.schema import Config
 from tools.docs.markdown import code, table
 

@@ -216,7 +216,8 @@ def config_differences(groups: Sequence[Group]) -> list[dict[str, Any]]:
     tables = [
         experiment(group.config, but=(SEED,)) | {"track": group.config.track} for group in groups
     ]
-    texts = {key: [toml_text(table[key]) for table in tables] for key in tables[0]}
+    keys = dict.fromkeys(key for table in tables for key in table)
+    texts = {key: [toml_text(table.get(key)) for table in tables] for key in keys}
     rows = [{"key": key, "values": found} for key, found in texts.items() if len(set(found)) > 1]
     datasets = [group.dataset[:8] for group in groups]
     if len(set(datasets) - {""}) > 1:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from speedrun.config.experiment import SEED, all_differences
+from speedrun.config.experiment import SEED
 from speedrun.config.files import flatten
-from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.resolve import override_words, resolve
 from speedrun.config.schedule import settings_at
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
@@ -202,8 +202,7 @@ def repeat_command(config: Config) -> str:
         base = resolve("modern", "nano").config
     words = ["speedrun", "train", base.recipe, "--track", base.track]
     words += ["--seed", str(config.train.seed)]
-    changed = [one for one in all_differences(base, config) if one.key != SEED]
-    return shlex.join([*words, *(f"{key}={toml_text(value)}" for key, _, value in changed)])
+    return shlex.join([*words, *override_words(base, config, but=(SEED,)).values()])
 
 
 def schedules(config: Config) -> dict[str, Any]:
