@@ -65,6 +65,12 @@ class MuonOptions(UpdateOptions):
     momentum_start: Fraction = Field(0.95, description="weight of the past at step 0")
     nesterov: bool = Field(True, description="step along the gradient one step ahead")
     weight_decay: NonNegative = Field(0.0, description="decoupled, times the learning rate")
+    cautious: Annotated[bool, Technique("cautious decay", off=False)] = Field(
+        False, description="decay only the weights that the update shrinks as well"
+    )
+    neuron_beta: Annotated[Fraction, Technique("NorMuon", off=0.0)] = Field(
+        0.0, description="decay of each neuron's mean square update (NorMuon); 0: none"
+    )
     scale: Literal["spectral", "longest", "rms", "none"] = Field(
         "spectral",
         description="factor on the update; spectral: sqrt(max(1, rows/cols)), longest: "

@@ -2,6 +2,9 @@
 
     M <- lerp(M, g, 1 - mu);  u = lerp(g, M, mu);  W <- (1 - lr wd) W - lr scale orthogonalize(u)
 
+Two options: NorMuon (`neuron_beta`) evens out how far the neurons of a matrix move, and cautious
+decay (`cautious`) shrinks only the weights that the update shrinks as well.
+
 One class for one process or many. With a process group every rank owns a share of the matrices: it
 alone keeps their state and computes their updates, which travel by asynchronous all_gather while
 the next ones are computed (buckets.py). All ranks, the owner included, apply what arrived, so
@@ -74,7 +77,7 @@ def muon_update(
     """
     mu = options["momentum"]
     momentum_NRC = state["momentum"].lerp_(grad_NRC, 1 - mu)
-    return orthogonalize(
+    update_NRC = orthogonalize(
         grad_NRC.lerp_(momentum_NRC, mu) if options["nesterov"] else momentum_NRC,
         iterations=options["iterations"],
         coefficients=options["coefficients"],
@@ -83,6 +86,35 @@ def muon_update(
         out=out,
         scratch=scratch,
     )
+    if options["neuron_beta"]:
+        _even_out(update_NRC, state, options["neuron_beta"])
+    return update_NRC
+
+
+def _even_out(update_NRC: Tensor, state: Mapping[str, Tensor], beta: float) -> None:
+    """NorMuon: V <- lerp(V, mean O^2, 1 - beta) per neuron; O <- O / sqrt(V), as long as it was.
+
+    The neurons are those along the longer side. V starts at 0 and needs no correction for that: it
+    is too small by one factor for all of them, which the last step takes out. Beside the pass that
+    squares O, one multiplication does it all, because the norm after it follows from the squares.
+    """
+    if "neurons" not in state:
+        raise OptimError(
+            "neuron_beta was 0 when the optimizer was made, so there is no state for it; "
+            "give it to the constructor, or with the param group when that is added"
+        )
+    neurons = state["neurons"]
+    across = -1 if neurons.size(-1) == 1 else -2
+    wide = torch.promote_types(update_NRC.dtype, neurons.dtype)
+    norm = torch.linalg.vector_norm(update_NRC, dim=across, keepdim=True, dtype=wide)
+    square = norm.square_().div_(update_NRC.size(across)).to(neurons.dtype)
+    neurons.lerp_(square, 1 - beta)
+    # A neuron that never moved has V = 0 and O = 0, and keeps them.
+    tiny = torch.finfo(neurons.dtype).tiny
+    factor = neurons.clamp(min=tiny).rsqrt_()
+    before = square.sum((-2, -1), keepdim=True)
+    after = square.mul_(factor).mul_(factor).sum((-2, -1), keepdim=True)
+    update_NRC.mul_(factor.mul_(before.div_(after.clamp_(min=tiny)).sqrt_()))
 
 
 @documented
@@ -103,8 +135,11 @@ class Muon(SlotOptimizer):
         self._batches: list[MatrixBatch] = []
         super().__init__(params, lr, **options)
 
-    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:  # noqa: ARG002
-        return {"momentum": shape}
+    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:
+        if not options["neuron_beta"]:
+            return {"momentum": shape}
+        rows, cols = shape
+        return {"momentum": shape, "neurons": (rows, 1) if rows >= cols else (1, cols)}
 
     def read_blocks(self, param: Tensor, name: str, options: Mapping[str, Any]) -> Sequence[Block]:
         blocks = read_matrices(tuple(param.shape), options, name)
@@ -182,12 +217,21 @@ def _apply(bucket: Bucket, work: dist.Work | None = None) -> None:
     """Take the updates of a bucket, once gathered, off the weights; on every rank alike."""
     if work is not None:
         work.wait()
-    lr, decay = bucket.group["lr"], bucket.group["weight_decay"]
+    lr, shrink = bucket.group["lr"], bucket.group["lr"] * bucket.group["weight_decay"]
     for blocks, updates in zip(bucket.blocks_of, bucket.updates, strict=True):
         for block, update in zip(blocks, updates, strict=True):
             if block.param.grad is None:
                 continue
             weight = block.block.as_tiles(block.param)
-            if decay:
-                weight.mul_(1 - lr * decay)
+            if shrink and bucket.group["cautious"]:
+                _shrink_cautiously(weight, update, shrink, bucket.scratch)
+            elif shrink:
+                weight.mul_(1 - shrink)
             weight.add_(update, alpha=-lr * update_scale(bucket.group["scale"], *update.shape[-2:]))
+
+
+def _shrink_cautiously(weight: Tensor, update: Tensor, shrink: float, scratch: Tensor) -> None:
+    """Shrink the weights where the update, which is taken off, does not make them grow."""
+    agrees = scratch[: weight.numel()].view(weight.shape)
+    torch.mul(update, weight, out=agrees).ge_(0)
+    weight.addcmul_(weight, agrees, value=-shrink)

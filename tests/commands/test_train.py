@@ -338,6 +338,7 @@ def test_a_switch_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) 
     assert "changes nothing" not in said("model.value_embeddings=none", "model.value_weights=blend",
                                          "model.value_tables=3")  # fmt: skip
     assert "train.stop changes nothing" in said("train.stop=target", "train.target=0.0")
+    assert "optimizer.muon.cautious changes nothing" in said("optimizer.muon.cautious=true")
 
 
 def test_windows_that_a_length_shortens_are_told(capsys: pytest.CaptureFixture[str]) -> None:

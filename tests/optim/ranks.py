@@ -30,7 +30,8 @@ from tests.waiting import PATIENCE
 
 RANKS = 4
 # 7 squares, 3 wide and 2 tall ones do not all divide by 2, 3 or 4; one shape is alone; 4 of the
-# fused kind are split unequally.
+# fused kind are split unequally. Squares have weight decay, the one alone a cautious one, and all
+# others the state of NorMuon.
 SHAPES = [(16, 16)] * 7 + [(12, 40), (40, 12), (12, 40), (40, 12), (12, 40)] + [(9, 9)]
 FUSED = [(24, 8)] * 4
 
@@ -42,8 +43,10 @@ def make_params() -> list[Parameter]:
 def make_muon(params: list[Parameter], group: Any = None) -> Muon:
     named = [(f"w{i}", p) for i, p in enumerate(params)]
     groups: list[dict[str, Any]] = [
-        {"params": named[: len(SHAPES)], "weight_decay": 0.1},
-        {"params": named[len(SHAPES) :], "split_rows": (16, 4, 4)},
+        {"params": named[:7], "weight_decay": 0.1},
+        {"params": named[7:12], "neuron_beta": 0.9},
+        {"params": named[12:13], "weight_decay": 0.1, "cautious": True},
+        {"params": named[13:], "split_rows": (16, 4, 4), "neuron_beta": 0.9},
     ]
     return Muon(groups, lr=0.05, process_group=group)
 
@@ -67,7 +70,8 @@ def check_world(rank: int, world: int, group: Any, folder: Path) -> None:
     params = make_params()
     muon = make_muon(params, group)
     for block in muon.blocks:
-        assert list(block.state) == (["momentum"] if block.owner == rank else [])
+        assert list(block.state) == (list(block.slots) if block.owner == rank else [])
+        assert len(block.slots) == (2 if block.group["neuron_beta"] else 1)
     counts = [sum(block.owner == r for block in muon.blocks[:7]) for r in range(world)]
     assert max(counts) - min(counts) <= 1
 
@@ -92,10 +96,16 @@ def check_world(rank: int, world: int, group: Any, folder: Path) -> None:
     assert all(torch.equal(before[key], tensor) for key, tensor in muon.export_state().items())
 
     set_grads(params, 7)
-    params[5].grad = None
-    kept = params[5].detach().clone()
+    left_out = [5, 8, 12, 14]
+    for i in left_out:
+        params[i].grad = None
+    kept = [params[i].detach().clone() for i in left_out]
     muon.step()
-    assert torch.equal(params[5], kept)
+    assert all(torch.equal(params[i], weight) for i, weight in zip(left_out, kept, strict=True))
+    after = muon.export_state()
+    for key, tensor in before.items():
+        same = int(key.partition(":")[0].removeprefix("w")) in left_out
+        assert torch.equal(tensor, after[key]) == same
     fingerprint_is_shared(params, group)
 
 

@@ -31,19 +31,38 @@ def muon_step(
     weight: Tensor,
     grad: Tensor,
     momentum: Tensor,
+    neurons: Tensor | None = None,
     *,
     lr: float,
     mu: float = 0.95,
     nesterov: bool = True,
     weight_decay: float = 0.0,
+    cautious: bool = False,
+    neuron_beta: float = 0.0,
 ) -> None:
     """One Muon update of one matrix in place, with the SVD twin."""
     momentum.mul_(mu).add_(grad, alpha=1 - mu)
     update = (1 - mu) * grad + mu * momentum if nesterov else momentum
     rows, cols = weight.shape
-    weight.mul_(1 - lr * weight_decay)
-    O = polynomial_by_svd(update, CLASSIC).to(weight.dtype)  # noqa: E741
-    weight.sub_(O, alpha=lr * math.sqrt(max(1.0, rows / cols)))
+    O = polynomial_by_svd(update, CLASSIC)  # noqa: E741
+    if neuron_beta:
+        assert neurons is not None
+        O = even_out(O, neurons, neuron_beta)  # noqa: E741
+    O = O.to(weight.dtype)  # noqa: E741
+    mask = (O * weight >= 0).to(weight.dtype) if cautious else torch.ones_like(weight)
+    weight.sub_(lr * weight_decay * weight * mask + lr * math.sqrt(max(1.0, rows / cols)) * O)
+
+
+def even_out(O: Tensor, V: Tensor, beta: float) -> Tensor:  # noqa: E741
+    """NorMuon neuron by neuron; V holds a number for each along the longer side."""
+    tall = O.shape[0] >= O.shape[1]
+    lines = []
+    for i, line in enumerate(O if tall else O.T):
+        V[i] = beta * V[i] + (1 - beta) * line.square().mean()
+        lines.append(line / V[i].sqrt())
+    scaled = torch.stack(lines, dim=0 if tall else 1)
+    result: Tensor = scaled * (O.norm() / scaled.norm())
+    return result
 
 
 def run_bf16(program: str) -> None:

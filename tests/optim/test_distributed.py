@@ -91,6 +91,9 @@ def test_the_saved_state_is_the_same_for_any_number_of_ranks(folder: Path) -> No
         assert state["state"].keys() == expected["state"].keys()
         for i, slots in expected["state"].items():
             assert torch.equal(state["state"][i]["momentum"], slots["momentum"])
+            assert state["state"][i].keys() == slots.keys()
+            if "neurons" in slots:
+                torch.testing.assert_close(state["state"][i]["neurons"], slots["neurons"])
 
 
 def test_the_wire_may_carry_another_type_than_the_momenta(folder: Path) -> None:

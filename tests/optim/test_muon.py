@@ -37,28 +37,40 @@ def train(optimizer: torch.optim.Optimizer, params: list[Parameter], steps: rang
         optimizer.step()
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_equals_the_formula_matrix_by_matrix(nesterov: bool, weight_decay: float) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nesterov": False, "weight_decay": 0.1},
+        {"weight_decay": 0.1, "cautious": True},
+        {"neuron_beta": 0.9},
+        {"neuron_beta": 0.7, "nesterov": False, "weight_decay": 0.1, "cautious": True},
+    ],
+)
+def test_equals_the_formula_matrix_by_matrix(options: dict[str, Any]) -> None:
     params = make_params(MIXED)
     twins = [p.detach().clone() for p in params]
     momenta = [torch.zeros_like(p) for p in twins]
-    options = {"nesterov": nesterov, "weight_decay": weight_decay}
+    neurons = [torch.zeros(max(p.shape)) for p in twins]
     optimizer = Muon(params, lr=0.05, momentum=0.9, **options)
     for step in range(4):
         set_grads(params, step)
         grads = [p.grad.clone() for p in params if p.grad is not None]
         optimizer.step()
-        for p, g, grad, twin, momentum in zip(
-            params, grads, [p.grad for p in params], twins, momenta, strict=True
+        state = optimizer.whole_state()
+        for p, g, twin, momentum, squares in zip(
+            params, grads, twins, momenta, neurons, strict=True
         ):
-            muon_step(
-                twin, g, momentum, lr=0.05, mu=0.9, nesterov=nesterov, weight_decay=weight_decay
-            )
-            assert grad is not None
-            assert torch.equal(grad, g), "gradients are read, not written"
+            muon_step(twin, g, momentum, squares, lr=0.05, mu=0.9, **options)
+            assert p.grad is not None
+            assert torch.equal(p.grad, g), "gradients are read, not written"
             torch.testing.assert_close(p.detach(), twin, atol=3e-6, rtol=0)
-            torch.testing.assert_close(momentum_of(optimizer, p), momentum, atol=1e-6, rtol=0)
+            torch.testing.assert_close(state[p]["momentum"], momentum, atol=1e-6, rtol=0)
+            if "neuron_beta" in options:
+                found = state[p]["neurons"].flatten()
+                torch.testing.assert_close(found, squares, atol=1e-6, rtol=1e-5)
+            else:
+                assert set(state[p]) == {"momentum"}
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 10), (3, 10, 6)])
