@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -31,19 +30,9 @@ def files(page: Path) -> dict[str, str]:
     return dict(found)
 
 
-def followed(page: Path, folder: Path) -> bool:
-    """Do in a clone what a page says: write its files, make its changes of the package.
-
-    The answer is whether there are any: then the package is that of the folder.
-    """
-    changes = examples(page, "diff")
-    if changes:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "speedrun", folder / "speedrun", ignore=ignored)
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page has its reader write."""
     for name, text in files(page).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    for change in changes:
-        subprocess.run(["git", "apply", "-"], input=change, text=True, cwd=folder, check=True)
-    return bool(changes)

@@ -172,12 +172,12 @@ def test_code_that_cannot_be_loaded(recipe: Path, source: str, said: str) -> Non
 
 
 def test_packages() -> None:
-    used = UsedCode(**found("torch.optim:SGD", Path()))
+    used = UsedCode.model_validate(found("torch.optim:SGD", Path()))
     assert used.code == package_hash("torch")
     assert load(used).__name__ == "SGD"
     with pytest.raises(ConfigError, match="nearest: 'SGD'"):
-        load(UsedCode(**found("torch.optim:SDG", Path())))
-    missing = UsedCode(**found("nixpackage.soap:SOAP", Path()))
+        load(UsedCode.model_validate(found("torch.optim:SDG", Path())))
+    missing = UsedCode.model_validate(found("nixpackage.soap:SOAP", Path()))
     assert missing.code == ""  # a recipe can be read without it
     with pytest.raises(ConfigError, match="pip install nixpackage"):
         load(missing)

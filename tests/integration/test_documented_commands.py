@@ -1,9 +1,8 @@
 """Every command in README and docs is run, as it stands.
 
 The commands of one fence are run in order, in a folder of their own: a fence must not need what
-another one made. Files that a page shows with a title are there, and changes of the package that it
-shows are made. Only what would run for minutes or run this very test is shortened, and only in the
-ways below.
+another one made. Files that a page shows with a title are there. Only what would run for minutes or
+run this very test is shortened, and only in the ways below.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import PAGES, ROOT, copied, examples, files, followed
+from tests.documents import PAGES, ROOT, copied, examples, files, write_files
 from tests.hub import serve_hub
 
 SMALL = ("model.width=64", "model.heads=2", "batch.tokens=1024", "validation.tokens=1024")
@@ -34,7 +33,7 @@ BOTH = "speedrun ablate best --track pico --track nano --seeds 5 --switch Muon"
 TUNE = (
     "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
 )
-OWN = "speedrun race record-03 lion.toml --track pico --tuned 12 --finish"
+OWN = "speedrun race modern sign.toml --track pico --tuned 12 --finish"
 PAIR = "speedrun race record-03 record-18 --track pico --seeds 3"
 OURS = "speedrun race modern record-18 --track ours.toml --seeds 3"
 SERVE = "speedrun serve runs/short"
@@ -85,8 +84,7 @@ def test_commands_run(page: Path, lines: tuple[str, ...], tmp_path: Path) -> Non
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with serve_hub(scratch) as hub:
         home = {"HF_ENDPOINT": hub.address, "HF_HOME": str(scratch / "hf")}
-        if followed(page, scratch):
-            home["PYTHONPATH"] = str(scratch)
+        write_files(page, scratch)
         for command in lines:
             line = shortened(command).format(scratch=scratch, bin=Path(sys.executable).parent)
             done = subprocess.run(
