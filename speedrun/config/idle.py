@@ -46,6 +46,8 @@ def _unread(config: Config) -> list[tuple[str, str, bool]]:
          model.value_tables != usual.model.value_tables and model.value_embeddings != "ends"),
         ("schedule.momentum_warmup", "optimizer.kind",
          schedule.momentum_warmup != usual.schedule.momentum_warmup and not muon),
+        ("optimizer.muon.split_qkv", "model.fused_qkv",
+         config.optimizer.muon.split_qkv and not model.fused_qkv),
         ("optimizer.muon.cautious", "optimizer.muon.weight_decay",
          config.optimizer.muon.cautious and not config.optimizer.muon.weight_decay),
         ("train.stop", "train.target", config.train.stop == "target" and not config.train.target),

@@ -14,11 +14,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from speedrun.config.code import UsedCode
-from speedrun.config.fields import Count, Fraction, NonNegative, Section, Technique, refuse
+from speedrun.config.fields import Amount, Count, Fraction, NonNegative, Section, Technique, refuse
 
-Role = Literal["hidden", "qkv", "embedding", "value_embedding", "bigram", "head", "scalar"]
+Role = Literal[
+    "hidden", "qkv", "q", "k", "embedding", "value_embedding", "bigram", "head", "scalar"
+]
 ROLES: tuple[Role, ...] = get_args(Role)
-MATRIX_ROLES: tuple[Role, ...] = ("hidden", "qkv")  # matrices inside the blocks
+MATRIX_ROLES: tuple[Role, ...] = ("hidden", "qkv", "q", "k")  # matrices inside the blocks
 # By `optimizer.kind`: the table that says what is done with those matrices.
 MATRIX_TABLES = {"adamw": "hidden", "muon": "muon", "own": "hidden"}
 
@@ -58,7 +60,7 @@ class MuonOptions(UpdateOptions):
     """Muon for the hidden matrices."""
 
     kind = "muon"
-    recipe_only = frozenset({"momentum_start", "split_qkv"})
+    recipe_only = frozenset({"momentum_start", "split_qkv", "heads_together"})
 
     lr: NonNegative = Field(0.02, description="peak learning rate")
     momentum: Fraction = Field(0.95, description="weight of the past, after its warm-up")
@@ -83,6 +85,9 @@ class MuonOptions(UpdateOptions):
         5, validate_default=True, description="rounds of the orthogonalisation"
     )
     split_qkv: bool = Field(False, description="orthogonalise q, k and v of a fused matrix apart")
+    heads_together: Annotated[Amount, Technique("Muon by heads", off=0)] = Field(
+        0, description="heads of q and k orthogonalised as one, such as 2 for pairs; 0: all"
+    )
 
     @field_validator("iterations")
     @classmethod
@@ -160,12 +165,28 @@ class OptimizerConfig(Section):
             return options.own
         return options
 
+    def group(self, role: Role) -> Role:
+        """Where the parameters of a role belong: q and k to the others, unless cut into heads."""
+        by_heads = self.kind == "muon" and self.muon.heads_together > 0
+        return "hidden" if role in ("q", "k") and not by_heads else role
+
     def is_own(self, role: Role) -> bool:
         """Whether the parameters of a role go by an optimizer that the recipe names."""
         if role in MATRIX_ROLES:
             return self.kind == "own"
         options: RoleOptions = getattr(self, role)
         return bool(options.use)
+
+    def check_heads(self, of_q: int, of_k: int, *, fused: bool) -> None:
+        """Refuse to take so many heads of q and k together as cannot be."""
+        key, together = "optimizer.muon.heads_together", self.muon.heads_together
+        if self.kind != "muon" or not together:
+            return
+        if fused and not self.muon.split_qkv:
+            refuse(key, together, "in one matrix with v it needs optimizer.muon.split_qkv = true")
+        if of_q % together or of_k % together:
+            heads = f"the {of_q} heads of q and the {of_k} of k"
+            refuse(key, together, f"it must divide {heads}; 0 takes all together")
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:

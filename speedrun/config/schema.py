@@ -398,6 +398,8 @@ class Config(Section):
         if validation.tokens % length:
             allowed = f"it must be a multiple of batch.length = {length}"
             refuse("validation.tokens", validation.tokens, allowed)
+        model = self.model
+        self.optimizer.check_heads(model.heads, model.groups, fused=model.fused_qkv)
         return self
 
     def used_code(self) -> dict[str, UsedCode]:

@@ -44,9 +44,10 @@ class Attention(nn.Module):
         queries, keys = self.heads * self.head_dim, self.groups * self.head_dim
         self.splits = [queries, keys, keys]
         sizes = [sum(self.splits)] if config.fused_qkv else self.splits
-        role: Role = "qkv" if config.fused_qkv else "hidden"
+        roles: Sequence[Role] = ["qkv"] if config.fused_qkv else ["q", "k", "hidden"]
         self.qkv = nn.ModuleList(
-            Linear(config.width, n, bias=config.bias, role=role) for n in sizes
+            Linear(config.width, n, bias=config.bias, role=role)
+            for n, role in zip(sizes, roles, strict=True)
         )
         self.output = Linear(
             queries, config.width, bias=config.bias, zero=config.zero_init_projections

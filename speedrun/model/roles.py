@@ -7,10 +7,10 @@ cannot fall into the wrong group unnoticed.
 
 from torch import nn
 
-from speedrun.config.optimizer import ROLES, Role
+from speedrun.config.optimizer import MATRIX_ROLES, ROLES, Role
 from speedrun.errors import ConfigError
 
-MATRICES: tuple[Role, ...] = ("hidden", "qkv", "head")  # used in matrix multiplications
+MATRICES: tuple[Role, ...] = (*MATRIX_ROLES, "head")  # used in matrix multiplications
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:

@@ -39,7 +39,7 @@ USABLE = 0.6  # share of the machine's memory that a run plans to fill
 
 @dataclass(frozen=True)
 class Estimate:
-    parameters: dict[str, int]  # by role
+    parameters: dict[str, int]  # by role, as the optimizer groups them
     flops_per_token: int
     microbatches: int  # forward passes per step and rank
     memory_bytes: int  # per rank
@@ -131,7 +131,7 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
     roles = model.roles()
     parameters: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        parameters[roles[name]] += parameter.numel()
+        parameters[config.optimizer.group(roles[name])] += parameter.numel()
     passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
     rows = config.batch.tokens // config.batch.length // ranks // passes
     moments = build_optimizer(model.named_roles(), config).state_bytes()

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 
 from speedrun.config.optimizer import (
+    MATRIX_ROLES,
     MATRIX_TABLES,
     MuonOptions,
     OptimizerConfig,
@@ -17,13 +18,13 @@ from speedrun.errors import ConfigError
 
 def test_roles_and_sections_agree() -> None:
     sections = {name for name, options in OptimizerConfig() if isinstance(options, RoleOptions)}
-    assert sections == set(get_args(Role)) - {"qkv"}
+    assert sections == set(get_args(Role)) - set(MATRIX_ROLES) | {"hidden"}
     adam, muon, head = RoleOptions(lr=0.5), MuonOptions(lr=0.3), RoleOptions(lr=0.7)
     for config, chosen in (
         (OptimizerConfig(kind="adamw", hidden=adam, muon=muon, head=head), adam),
         (OptimizerConfig(kind="muon", hidden=adam, muon=muon, head=head), muon),
     ):
-        assert config.of("hidden") is config.of("qkv") is chosen
+        assert all(config.of(role) is chosen for role in MATRIX_ROLES)
         assert config.of("head") is head
     assert set(MATRIX_TABLES) == set(get_args(OptimizerConfig.model_fields["kind"].annotation))
 
@@ -43,6 +44,19 @@ def test_roles_and_sections_agree() -> None:
         (["optimizer.muon.lr=0.0"], "optimizer.muon.lr = 0.0 cannot be used: it must be greater"),
         (["optimizer.scalar.eps=0"], "optimizer.scalar.eps = 0.0 cannot be used: it must be"),
         (["optimizer.muon.momentum=1.0"], "optimizer.muon.momentum = 1.0 (override) cannot"),
+        (
+            ["optimizer.muon.heads_together=2"],
+            "optimizer.muon.heads_together = 2 cannot be used: it must divide the 3 heads of q and "
+            "the 3 of k; 0 takes all together",
+        ),
+        (
+            ["optimizer.muon.heads_together=3", "model.kv_heads=1"],
+            "it must divide the 3 heads of q and the 1 of k",
+        ),
+        (
+            ["optimizer.muon.heads_together=3", "model.fused_qkv=true"],
+            "in one matrix with v it needs optimizer.muon.split_qkv = true",
+        ),
     ],
 )
 def test_what_no_run_can_use_is_refused(words: list[str], sentence: str) -> None:

@@ -37,6 +37,7 @@ def test_every_parameter_has_the_role_of_what_it_is() -> None:
     assert roles["value_embeddings.tables.0.weight"] == "value_embedding"
     assert roles["head.weight"] == "head"
     assert roles["blocks.0.mlp.up.weight"] == "hidden"
+    assert [roles[f"blocks.0.attention.qkv.{i}.weight"] for i in range(3)] == ["q", "k", "hidden"]
     for name in ("blocks.0.mlp.up.bias", "blocks.1.mix", "norm.gain", "blocks.0.attention.blend"):
         assert roles[name] == "scalar"
     assert GPT(small(positions="learned"), V, T).roles()["positions.weight"] == "embedding"

@@ -68,7 +68,8 @@ def tokens() -> Tokens:
 def updates(config: Config) -> list[tuple[str, str, float]]:
     """Role, optimizer and rate of the parameters that the model has."""
     small = resolve(config.recipe, "pico").config  # of the same parts, and made in no time
-    roles = set(GPT(small.model, 257, small.batch.length).roles().values())
+    model = GPT(small.model, 257, small.batch.length)
+    roles = {config.optimizer.group(role) for role in model.roles().values()}
     chosen = ((role, config.optimizer.of(role)) for role in sorted(roles))
     found = [(role, options.kind, float(options.values()["lr"])) for role, options in chosen]
     return sorted(found, key=lambda row: (row[1] != "muon", row[0]))
