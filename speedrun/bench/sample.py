@@ -24,6 +24,7 @@ from speedrun.limits import threads
 from speedrun.model import native
 from speedrun.model.gpt import GPT
 from speedrun.model.linear import Linear
+from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
 from speedrun.serve.sampling import Logits, Sampler, Sampling, draw
 from speedrun.serve.slots import Slots
@@ -38,7 +39,9 @@ class Samples:
     def __init__(self, recipe: str, overrides: Sequence[str]) -> None:
         config = nano_config(recipe, overrides)
         self._tokenizer: Tokenizer = load_tokenizer(find_dataset(config) / TOKENIZER)
-        self.model = GPT(config.model, self._tokenizer.vocab_size, config.batch.length).eval()
+        self.model = GPT(
+            config.model, self._tokenizer.vocab_size, config.batch.length, Parts.of(config)
+        ).eval()
         planner = AttentionPlanner(config, torch.device("cpu"))
         planner.apply_settings(settings_at(config, config.steps))
         self._slots = Slots(self.model, planner, self._tokenizer.eot, TOGETHER)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from speedrun.commands.sample import sample_command
 from speedrun.config.idle import idle
+from speedrun.config.own_code import own_code_text, with_installed
 from speedrun.config.resolve import Resolved, change, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
@@ -70,7 +71,8 @@ def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
             )
         run = RunFolder(request.folder)
         overrides = [*([request.recipe] if request.recipe else []), *request.overrides]
-        return change(run.seen_from_here(run.load_config()), overrides, options), run
+        stored = with_installed(run.seen_from_here(run.load_config()))
+        return change(stored, overrides, options), run
     if not request.recipe:
         raise ConfigError(
             "train needs a recipe, for example: speedrun train best; `speedrun recipes` lists them"
@@ -156,7 +158,8 @@ def _header(config: Config, run: RunFolder, request: Request, usual: bool) -> st
         steps = f"{request.stop_after} of {config.steps}"
     text = config.track if usual else f"{name_of(config)}, sized as {config.track}"
     tokens = f"{config.batch.tokens:,} tokens"
-    return f"{config.recipe} on {text}: {steps} steps of {tokens}, run folder {run.path}"
+    own = f"; code of your own: {used}" if (used := own_code_text(config)) else ""
+    return f"{config.recipe} on {text}: {steps} steps of {tokens}, run folder {run.path}{own}"
 
 
 def _trained_on(run: RunFolder) -> tuple[TrainedOn | None, list[str]]:

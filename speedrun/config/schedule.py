@@ -6,15 +6,23 @@ scheduled value is a field of `Settings`. Nothing counts calls, so a resumed run
 step. Steps are counted from 0; `step == total` is the state after the last update, where the last
 validation takes place. Windows are worked out in integers: a change falls on its exact step, at any
 length of run. The defaults are those of the speedrun records 13 to 18.
+
+`custom.schedule` names a function of a user's own in place of the learning rate's: of the step, the
+steps of the run and its arguments, f(step, total, **args), a number that is 0 or more. It is asked
+again by whoever resumes or checks a run, so it must give the same then.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+from speedrun.config.calling import call
+from speedrun.config.code import UsedCode, load
 from speedrun.config.schema import BLOCK, TOKEN_UNIT, Config
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,14 @@ class Settings:
 def settings_at(config: Config, step: int) -> Settings:
     return Settings(
         learning_rate_multiplier=_learning_rate_multiplier(config, step),
-        momentum=_momentum(config, step),
-        window=_window(config, step),
+        momentum=momentum_at(config, step),
+        window=window_at(config, step),
     )
 
 
 def _learning_rate_multiplier(config: Config, step: int) -> float:
+    if config.custom.schedule.use:
+        return _own_multiplier(config.custom.schedule, step, config.steps)
     warmup = config.scaled(config.schedule.warmup)
     floor = config.schedule.floor
     if config.schedule.shape == "cosine":
@@ -43,12 +53,12 @@ def _learning_rate_multiplier(config: Config, step: int) -> float:
     return trapezoid(step, config.steps, warmup=warmup, cooldown=cooldown, floor=floor)
 
 
-def _momentum(config: Config, step: int) -> float:
+def momentum_at(config: Config, step: int) -> float:
     muon, warmup = config.optimizer.muon, config.scaled(config.schedule.momentum_warmup)
     return momentum(step, start=muon.momentum_start, end=muon.momentum, warmup=warmup)
 
 
-def _window(config: Config, step: int) -> int | None:
+def window_at(config: Config, step: int) -> int | None:
     """In tokens a multiple of 64 (records 13 to 15), in blocks with the query's (16 to 18)."""
     attention, total = config.attention, config.steps
     if attention.window == "none":
@@ -58,6 +68,43 @@ def _window(config: Config, step: int) -> int | None:
     # How many whole units fit into start + (end - start) * step / total.
     units = (start * total + (end - start) * min(step, total)) // (unit * total)
     return units if attention.window == "blocks" else unit * units
+
+
+MOST_TRIED = 10_000  # steps at which a schedule of one's own is asked beforehand
+
+
+def try_schedule(config: Config) -> None:
+    """Refuse a function of a user's own that fails at some step, or gives other values later."""
+    if not config.custom.schedule.use:
+        return
+    steps = range(0, config.steps + 1, 1 + config.steps // MOST_TRIED)
+    first = [_learning_rate_multiplier(config, step) for step in steps]
+    for step, before in reversed([*zip(steps, first, strict=True)]):
+        if (now := _learning_rate_multiplier(config, step)) != before:
+            raise ConfigError(
+                f"custom.schedule ({config.custom.schedule.use}) gives {before} at step {step} and "
+                f"{now} when asked again: it must follow from step, total and args alone, for "
+                "resumed runs ask it anew"
+            )
+
+
+def _own_multiplier(used: UsedCode, step: int, total: int) -> float:
+    function = _function(used.use, used.code, used.place)
+    when = f"at step {step} of {total}"
+    value = call("custom.schedule", used, function, step, total, doing=when)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ConfigError(
+            f"custom.schedule ({used.use}) gives {quoted(value)} {when}: the multiplier of the "
+            "learning rates is a number that is finite and 0 or more"
+        )
+    return float(value)
+
+
+@cache
+def _function(use: str, code: str, place: str) -> Any:
+    """Looked up once, for it is asked at every step."""
+    return load(UsedCode(use=use, code=code, place=place))
 
 
 def trapezoid(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from speedrun.model.rotary import Rotary
 
 class Attention(nn.Module):
     """Multi-head attention with the records' additions to its keys and values."""
+
+    parameter_roles: ClassVar[dict[str, Role]] = {"blend": "scalar"}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -52,7 +54,6 @@ class Attention(nn.Module):
         self.output = Linear(
             queries, config.width, bias=config.bias, zero=config.zero_init_projections
         )
-        self.parameter_roles: dict[str, Role] = {"blend": "scalar"}
         self.blend: nn.Parameter | None = None
         if config.value_residual or config.value_embeddings != "none":
             weights = 2 if config.value_weights == "pair" else 1

@@ -9,6 +9,8 @@ Shapes: B batch, T time, D width, F hidden MLP width.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,6 +51,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """A block as the formulas above say; some layers have no attention."""
 
+    parameter_roles: ClassVar[dict[str, Role]] = {"mix": "scalar"}
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         attends = layer not in config.attention_free
@@ -56,7 +60,6 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.norm1 = Norm(config) if attends else None
         self.norm2 = Norm(config)
-        self.parameter_roles: dict[str, Role] = {"mix": "scalar"}
         self.mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mixing else None
 
     def forward(

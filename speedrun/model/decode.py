@@ -264,12 +264,14 @@ class Decoder:
 
 
 def decoder_for(model: GPT, cache: Cache, weights: PackedWeights | None = None) -> Decoder | None:
-    """None where it cannot be native: no compiler, or weights that are not fp32 on a CPU.
+    """None where it cannot be native: no compiler, weights that are not fp32 on a CPU, or blocks
+    of a user's own, which nobody has written down as steps.
 
     Decoders of one model can share its packed weights.
     """
     kernel = native.load()
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
-    if isinstance(kernel, str) or kinds != {("cpu", torch.float32)}:
+    native_weights = kinds == {("cpu", torch.float32)}
+    if isinstance(kernel, str) or not native_weights or not model.blocks_are_ours:
         return None
     return Decoder(model, cache, kernel, weights or PackedWeights(kernel))

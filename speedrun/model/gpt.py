@@ -8,7 +8,7 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,9 @@ from speedrun.model.block import Block
 from speedrun.model.cache import Cache
 from speedrun.model.embeddings import Bigrams, Table, ValueEmbeddings, previous_tokens
 from speedrun.model.fused import blend, rms_norm, softcap
+from speedrun.model.initial import init_as_gpt2
 from speedrun.model.linear import Linear, Norm
-from speedrun.model.loss import Loss
+from speedrun.model.parts import OURS, Parts, named
 from speedrun.model.plan import AttentionPlan
 from speedrun.model.products import linear
 from speedrun.model.roles import roles_of
@@ -28,7 +29,11 @@ from speedrun.model.rotary import Rotary
 
 
 class GPT(nn.Module):
-    def __init__(self, config: ModelConfig, vocab_size: int, length: int) -> None:
+    parameter_roles: ClassVar[dict[str, Role]] = {"skips": "scalar"}
+
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, length: int, parts: Parts = OURS
+    ) -> None:
         super().__init__()
         self.config, self.vocab_size, self.length = config, vocab_size, length
         padded = -(-vocab_size // config.vocab_multiple) * config.vocab_multiple
@@ -42,7 +47,6 @@ class GPT(nn.Module):
         self.rotary = None if learned else Rotary(config.size_of_head, length, half)
         self.value_embeddings = ValueEmbeddings(config, rows)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.parameter_roles: dict[str, Role] = {"skips": "scalar"}
         self.skips = nn.Parameter(torch.ones(config.layers // 2)) if config.unet_skips else None
         self.norm = Norm(config)
         self.head = None
@@ -50,9 +54,14 @@ class GPT(nn.Module):
             self.head = Linear(
                 config.width, padded, bias=False, zero=config.zero_init_head, role="head"
             )
-        self.loss = Loss(config)
+        self.loss = parts.loss_of(config)
         if config.init == "gpt2":
-            init_as_gpt2(self)
+            init_as_gpt2(self, config.layers)
+        # Modules of a user's own code, by their names here.
+        placed = parts.fit(self.blocks, config)
+        self.custom = {f"blocks.{place}": part for place, part in placed.items()}
+        if parts.loss is not None:
+            self.custom["loss"] = parts.loss
 
     def forward(
         self,
@@ -101,6 +110,11 @@ class GPT(nn.Module):
         return loss
 
     @property
+    def blocks_are_ours(self) -> bool:
+        """Whether everything between embedding and head is what this package has written."""
+        return not any(place != "loss" for place in self.custom)
+
+    @property
     def head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
@@ -115,22 +129,9 @@ class GPT(nn.Module):
         return self
 
     def roles(self) -> dict[str, Role]:
-        return roles_of(self)
+        return roles_of(self, named(self.custom))
 
     def named_roles(self) -> list[tuple[str, nn.Parameter, Role]]:
         """Every parameter as the optimizer takes it: name, tensor, role."""
         roles = self.roles()
         return [(name, parameter, roles[name]) for name, parameter in self.named_parameters()]
-
-
-@torch.no_grad()
-def init_as_gpt2(model: GPT) -> None:
-    """Normal with std 0.02, and 0.02 / sqrt(2 layers) for branch outputs; zeros stay zero."""
-    for module in model.modules():
-        if isinstance(module, (Linear, Table)) and not module.zero:
-            module.weight.normal_(std=0.02)
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        block.mlp.down.weight.mul_((2 * model.config.layers) ** -0.5)
-        if block.attention is not None:
-            block.attention.output.weight.mul_((2 * model.config.layers) ** -0.5)

@@ -7,6 +7,8 @@ they are used: no autocast. Initial values are PyTorch's default for linear laye
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -37,10 +39,11 @@ class Linear(nn.Module):
 class Norm(nn.Module):
     """Gain-free RMSNorm, or LayerNorm with gain (and bias)."""
 
+    parameter_roles: ClassVar[dict[str, Role]] = {"gain": "scalar", "bias": "scalar"}
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.eps = config.norm_eps
-        self.parameter_roles: dict[str, Role] = {"gain": "scalar", "bias": "scalar"}
         layer = config.norm == "layer"
         self.gain = nn.Parameter(torch.ones(config.width)) if layer else None
         self.bias = nn.Parameter(torch.zeros(config.width)) if layer and config.bias else None

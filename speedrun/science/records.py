@@ -34,16 +34,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
 from speedrun.config.schema import Config
 from speedrun.data.splits import TEST, VAL
 from speedrun.errors import RunError, SpeedrunError
-from speedrun.model.gpt import GPT
 from speedrun.science.rows import FACTS, Begun, Said, Trained, read_rows, wrong_rows
 from speedrun.train import checkpoint
+from speedrun.train.estimate import without_storage
 from speedrun.train.evaluate import Tested, evaluate, read_test, tested
 from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary, validated
@@ -98,8 +97,7 @@ class Records:
     @property
     def params(self) -> int:
         """Of the config's model with as many rows as the table has, which may be padded."""
-        with torch.device("meta"):
-            model = GPT(self.config.model, self.rows, self.config.batch.length)
+        model = without_storage(self.config, self.rows)
         return sum(parameter.numel() for parameter in model.parameters())
 
     @property

@@ -4,7 +4,8 @@ A text has a slot with a key/value cache of its own. Prompts are read in one pas
 single tokens of all texts go through one call of the decoder, where there is one, and so do short
 prompts. The cache holds
 as many tokens as the model was trained on; when it is full the older half is forgotten and the rest
-is read again, so a text may be of any length.
+is read again, so a text may be of any length. A model with blocks of a user's own, which may not
+follow the cache, reads all of a text for each of its tokens then: slow, and right.
 
 What a text is given depends on its own tokens alone, to the bit, so nobody can tell from a text who
 else was being served.
@@ -23,8 +24,10 @@ from speedrun.model.cache import Cache
 from speedrun.model.decode import Draws, decoder_for
 from speedrun.model.gpt import GPT
 from speedrun.model.linear import Linear
+from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.steps import PackedWeights
+from speedrun.model.trial import follows_cache
 from speedrun.serve.sampling import Logits
 
 # Tokens of a prompt that the decoder takes one by one before the model would have read them at
@@ -59,7 +62,9 @@ class Slots:
         cache = Cache(sizes.layers, slots, sizes.groups, self.room, sizes.size_of_head)
         self._decoder = decoder_for(model, cache, weights)
         matrices = [m.weight for m in model.modules() if isinstance(m, Linear)]
-        self.few = min(max(FEW_WEIGHTS // sum(x.numel() for x in matrices), 1), FEW)
+        weights_read = sum(x.numel() for x in matrices) or FEW_WEIGHTS
+        self.few = min(max(FEW_WEIGHTS // weights_read, 1), FEW)
+        self.follows_cache = follows_cache(model)
         self._caches = self._decoder.texts if self._decoder else [*map(cache.row, range(slots))]
         one_document = torch.zeros(1, self.room, dtype=torch.int32)
         self._first_T = planner.first_keys(one_document)[0].long()
@@ -158,6 +163,9 @@ class Slots:
     def _read(self, slot: int, count: int) -> Logits:
         """The last `count` tokens in one pass of the model."""
         documents_BT = self._documents(slot)
+        if not self.follows_cache:
+            self._caches[slot].clear()
+            count = documents_BT.size(1)
         if count == documents_BT.size(1):
             plan = self._planner.plan(documents_BT)
         else:
@@ -166,6 +174,12 @@ class Slots:
             begins = (documents_BT[0] == documents_BT[0, -1]).nonzero()[0]
             self._start[slot] = int(begins)
         ids_BT = torch.tensor([self._ids[slot][-count:]])
-        logits_BTV = self._model(ids_BT, plan, cache=self._caches[slot])
+        cache = self._caches[slot]
+        with telling(self._model.custom.values(), f"on a text of {documents_BT.size(1)} tokens"):
+            if self.follows_cache:
+                logits_BTV = self._model(ids_BT, plan, cache=cache)
+            else:
+                logits_BTV = self._model(ids_BT, plan)
+                cache.advance(ids_BT)  # it only counts
         last: Logits = logits_BTV[0, -1, : self._model.vocab_size].float().numpy()
         return last

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speedrun.config.schedule import try_schedule
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import load_tokenizer_if_any, open_dataset
@@ -25,6 +26,9 @@ from speedrun.errors import ConfigError
 from speedrun.hardware import matmul_flops, probe_bf16
 from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model.gpt import GPT
+from speedrun.model.parts import Parts
+from speedrun.model.plan import AttentionPlanner
+from speedrun.model.trial import try_out
 from speedrun.train.estimate import beyond, least_more, sequences_that_fit, taken
 from speedrun.train.world import World
 
@@ -152,8 +156,12 @@ def build_model(
 ) -> GPT:
     """The model with the initial weights of the run's seed, compiled as `choose_compile` says."""
     torch.manual_seed(config.train.seed)
-    model = GPT(config.model, vocab_size, config.batch.length)
+    model = GPT(config.model, vocab_size, config.batch.length, Parts.of(config))
     model.set_precision(dtype).to(device)
+    model.roles()  # a parameter without one is told first
+    if model.custom:
+        try_out(model, AttentionPlanner(config, device, dtype).backend, trains=True)
+    try_schedule(config)
     if chosen == "model":
         model.compile(fullgraph=True, dynamic=False)
     elif chosen == "block":

@@ -15,15 +15,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from speedrun.config.schedule import settings_at
+from speedrun.config.schedule import window_at
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.data.tokenizer import MIN_BPE, parse_spec
+from speedrun.errors import ConfigError
 from speedrun.hardware import peak_memory_bytes
 from speedrun.limits import MemoryLimit, threads
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
+from speedrun.model.parts import Parts
 from speedrun.model.roles import MATRICES
 from speedrun.optim.build import build_optimizer
 
@@ -57,7 +59,7 @@ def visible_keys(config: Config, samples: int = 100) -> float:
     """Keys a query sees, on average over a row and a run, were each row one document."""
     row = torch.zeros(1, config.batch.length, dtype=torch.int32)
     steps = (config.steps * i // samples for i in range(samples))
-    times = Counter(settings_at(config, step).window for step in steps)
+    times = Counter(window_at(config, step) for step in steps)
 
     def keys(window: int | None) -> float:
         size = None if window is None else torch.tensor(window)
@@ -97,15 +99,19 @@ def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: i
 
 def least_weights(config: Config, vocab_size: int) -> int:
     """How many weights a model has at least: matrices and tables, counted without building it."""
-    model = config.model
+    model, custom = config.model, config.custom
     attention = 2 * (model.heads + model.groups) * model.size_of_head
     attending = model.layers - len(set(model.attention_free))
+    mlp = 2 * model.layers * model.mlp_ratio * model.width
+    if custom.block.use or custom.attention.use:  # a user's own may have fewer
+        attending = 0
+    if custom.block.use or custom.mlp.use:
+        mlp = 0
     tables = 1 if model.tied_head else 2
     if model.value_embeddings != "none":
         tables += model.value_tables if model.value_embeddings == "ends" else model.layers // 2
     rows = tables * vocab_size + model.bigram_rows
-    inside = attending * attention + 2 * model.layers * model.mlp_ratio * model.width
-    return model.width * (inside + rows)
+    return model.width * (attending * attention + mlp + rows)
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -121,8 +127,13 @@ class _WithoutValues(TorchFunctionMode):
 
 
 def without_storage(config: Config, vocab_size: int) -> GPT:
-    with torch.device("meta"), _WithoutValues():
-        return GPT(config.model, vocab_size, config.batch.length)
+    """The model without values, unless code of a user's own cannot be built so."""
+    sizes, parts = (config.model, vocab_size, config.batch.length), Parts.of(config)
+    try:
+        with torch.device("meta"), _WithoutValues():
+            return GPT(*sizes, parts)
+    except ConfigError:
+        return GPT(*sizes, parts)
 
 
 def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estimate:

@@ -10,6 +10,7 @@ test.json         losses on the test split, each once somebody has asked for it
 forced.json       what a resume with --force overrode, for ever
 earlier-N/        records of an attempt that left no checkpoint to go on from
 tokenizer/        a copy of the dataset's tokenizer, so that the run can be sampled anywhere
+code/             copies of the files of users' own code that its config names, likewise
 checkpoints/      step-NNNNNN folders
 tensorboard/      event files, with `--log tensorboard`
 wandb.json        with `--log wandb`, the id of the run there; its files are in wandb/
@@ -32,6 +33,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from speedrun.config.code import keep
+from speedrun.config.own_code import changed_since, with_copies, with_originals
 from speedrun.config.resolve import from_toml, to_toml
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, RunError, SpeedrunError, shortened
@@ -59,6 +62,7 @@ class RunFolder:
         self.dataset = path / "dataset.json"
         self.test = path / "test.json"
         self.forced = path / "forced.json"
+        self.code = path / "code"
         self._unwritten = ""
         self._logging = threading.Lock()  # the writer of checkpoints logs too
 
@@ -216,7 +220,18 @@ class RunFolder:
 
     def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
         write_json(self.environment, environment)
+        if self.config.exists():
+            config = with_originals(config, self.code, from_toml(self.config))
         write_atomically(self.config, to_toml(config).encode())
+
+    def keep_code(self, config: Config) -> None:
+        """Copy what a config names by files, before anything else is said of the run."""
+        for used in config.used_code().values():
+            keep(used, self.code)
+
+    def code_changed(self) -> list[str]:
+        """A sentence for each file that is not what it was when the run began."""
+        return changed_since(from_toml(self.config)) if self.config.exists() else []
 
     def read_forced(self) -> list[str]:
         """What was ever forced in this run, as sentences."""
@@ -231,6 +246,7 @@ class RunFolder:
         write_json(self.forced, [*dict.fromkeys([*self.read_forced(), *sentences])])
 
     def load_config(self) -> Config:
+        """Its config, with code of users' own where the run has copies of it."""
         if not self.path.exists():
             raise RunError(
                 f"run folder {self.path} does not exist; `speedrun runs` lists those there are"
@@ -240,7 +256,7 @@ class RunFolder:
                 f"{self.path} is not a run folder: it has no config.toml; `speedrun runs` lists "
                 "those there are"
             )
-        return from_toml(self.config)
+        return with_copies(from_toml(self.config), self.code)
 
     def log(self, kind: str, **values: Any) -> None:
         """Append a line; one that does not fit on the disk is kept for the next attempt."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from speedrun.config.own_code import own_code
 from speedrun.config.schema import Config
 from speedrun.data.fit import Fitted, name_of
 from speedrun.data.inspect import prompt_of
@@ -137,6 +138,9 @@ def _open_folder(
     opened = loggers.open(request.log, Start(run.path, config, step, records))
     if trainer.data.tokenizer is not None:
         trainer.data.tokenizer.save(run.tokenizer)
+    for sentence in run.code_changed():
+        display.note(sentence)
+    run.keep_code(config)
     if found is None:
         run.create(config, here, _trained_on(trainer, fitted))
     else:
@@ -203,7 +207,7 @@ def summarize(trainer: Trainer, code: int) -> Summary:
             "peak_memory_bytes": torch.cuda.max_memory_allocated(world.device),
             "peak_reserved_bytes": torch.cuda.max_memory_reserved(world.device),
         }
-    return Summary(
+    summary = Summary(
         recipe=config.recipe,
         track=config.track,
         dataset=name_of(config),
@@ -240,3 +244,5 @@ def summarize(trainer: Trainer, code: int) -> Summary:
         stopped_early=code != 0 or not trainer.complete,
         exit_code=code,
     )
+    used = own_code(config)
+    return summary.model_copy(update={"own_code": used}) if used else summary

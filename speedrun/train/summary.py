@@ -61,6 +61,7 @@ class Summary(BaseModel, frozen=True, strict=True):
     torch: str | None = None
     rewinds: int = 0
     forced: list[str] = []  # what resumes with --force overrode
+    own_code: dict[str, str] = {}  # of users' own: name and hash by the table that names it
     metrics_sha256: str | None = None  # of metrics.jsonl up to the row of its end
     stopped_early: bool = False
     exit_code: int = 0

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from speedrun.config.experiment import run_hash
-from speedrun.config.schedule import settings_at
+from speedrun.config.schedule import window_at
 from speedrun.config.schema import Config, MachineConfig
 from speedrun.errors import ConfigError, RunError
 from speedrun.model.gpt import GPT
+from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
+from speedrun.model.trial import try_out
 from speedrun.train import checkpoint
 from speedrun.train.build import choose_precision
 from speedrun.train.environment import code_hash
@@ -72,12 +74,14 @@ def load_trained(
             f"use a context of at most {trained_on}"
         )
     _refuse_edited(run, config, found)
-    weights = found.model()
+    # Weights that a loss of a user's own has are no part of what was trained by it.
+    weights = {name: x for name, x in found.model().items() if not name.startswith("loss.")}
     try:
         stored, least = sum(x.numel() for x in weights.values()), least_weights(config, vocab_size)
         if least > stored:  # which may be more than memory holds: nothing is built to find out
             raise RuntimeError(f"there are {stored:,} of them, and {least:,} are the least")
-        model = GPT(config.model, vocab_size, trained_on if learned else length or trained_on)
+        room = trained_on if learned else length or trained_on
+        model = GPT(config.model, vocab_size, room, Parts.of(config, trains=False))
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip().rstrip(".")
@@ -90,8 +94,7 @@ def load_trained(
     dtype, _ = choose_precision("auto", device)
     model.set_precision(dtype).to(device).eval()
     planner = AttentionPlanner(here, device, dtype)
-    settings = settings_at(config, found.step)
-    for part in (planner, model.loss):
-        part.apply_settings(settings)
+    try_out(model, planner.backend, trains=False)
+    planner.set_window(window_at(config, found.step))
     planner.widen(config.validation.window)
     return Trained(config, model, planner, found, skipped)

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.config.experiment import run_hash
+from speedrun.config.own_code import own_code
 from speedrun.config.schedule import Settings, settings_at
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
@@ -32,6 +34,7 @@ from speedrun.files import finite
 from speedrun.hardware import matmul_flops
 from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
+from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
 from speedrun.optim.build import build_optimizer
 from speedrun.optim.errors import OptimError
@@ -90,6 +93,7 @@ class Trainer:
             "tokenizer_fingerprint": self.data.dataset.tokenizer_fingerprint,
             "experiment_sha256": run_hash(config),
             "train_steps": config.steps,
+            **({"own_code": used} if (used := own_code(config)) else {}),
         }
         asked = config.machine.threads or world.device.type != "cpu"
         idle = "" if asked else idle_cores(world.local_size)
@@ -140,14 +144,25 @@ class Trainer:
         Ranks average their gradients during the last backward only.
         """
         self.model.train()
+        if self.model.custom:
+            self._seed_step()
         total = torch.zeros((), device=self.world.device)
-        for index, micro in enumerate(batch.split(self.microbatches)):
-            last = index == self.microbatches - 1
-            with nullcontext() if last else self._no_sync():
-                loss = self.training_loss(micro) / self.microbatches
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        with telling(self.model.custom.values(), f"at step {self.progress.step}"):
+            for index, micro in enumerate(batch.split(self.microbatches)):
+                last = index == self.microbatches - 1
+                with nullcontext() if last else self._no_sync():
+                    loss = self.training_loss(micro) / self.microbatches
+                    loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
         return total
+
+    def _seed_step(self) -> None:
+        """Random numbers of users' own code, dropout say, follow from the place in the data.
+
+        So a resumed run draws those of an uninterrupted one. Ours draws none.
+        """
+        place = f"{self.config.train.seed} {self.progress.batch} {self.world.rank}"
+        torch.manual_seed(int.from_bytes(sha256(place.encode()).digest()[:7]))
 
     def training_loss(self, batch: Batch) -> Tensor:
         """Through the module that averages gradients over ranks."""
@@ -199,7 +214,9 @@ class Trainer:
 
     def validation_loss(self, batch: Batch) -> Tensor:
         self.model.eval()
-        loss: Tensor = self.model(batch.inputs, self.planner.plan(batch.documents), batch.targets)
+        plan = self.planner.plan(batch.documents)
+        with telling(self.model.custom.values(), f"in validation at step {self.progress.step}"):
+            loss: Tensor = self.model(batch.inputs, plan, batch.targets)
         return loss
 
     def apply_settings(self) -> Settings:

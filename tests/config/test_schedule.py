@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speedrun.config.resolve import resolve
-from speedrun.config.schedule import cosine, momentum, settings_at, trapezoid
+from speedrun.config.schedule import cosine, momentum, settings_at, trapezoid, try_schedule
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 
 # (warmup, total, cooldown) of records 3, 13, 14, 15-16, 17 and 18
@@ -99,3 +101,46 @@ def test_any_run_length_stays_in_bounds(total: int, data: st.DataObject) -> None
 def test_impossible_schedules_are_refused(call: Callable[[], object], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         call()
+
+
+def own(folder: Path, line: str, *, name: str = "mine", args: str = "") -> Config:
+    (folder / "mine.py").write_text(
+        "calls = []\n\ndef mine(step, total, power=1.0):\n"
+        f"    calls.append(step)\n    return {line}\n"
+    )
+    words = [f'custom.schedule.use="{folder}/mine.py:{name}"', args, "train.steps=10"]
+    return resolve("modern", "pico", [word for word in words if word]).config
+
+
+def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
+    config = own(tmp_path, "(1 - step / total) ** power", args="custom.schedule.args.power=2")
+    try_schedule(config)
+    found = [settings_at(config, step).learning_rate_multiplier for step in (0, 5, 10)]
+    assert found == [1.0, 0.25, 0.0]
+    usual = resolve("modern", "pico", ["train.steps=10"]).config
+    assert [settings_at(config, s).window for s in range(11)] == [
+        settings_at(usual, s).window for s in range(11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "complaint"),
+    [
+        ("1 - step / 5", {}, r"mine.py:mine\) gives -0.19999\d* at step 6 of 10: .* 0 or more"),
+        ("float('nan')", {}, "gives nan at step 0 of 10"),
+        ("'high'", {}, "gives 'high' at step 0"),
+        ("1 / (5 - step)", {}, "fails at step 5 of 10, in line 5 of mine.py: ZeroDivisionError"),
+        ("1.0 + len(calls)", {}, r"gives 12.0 at step 10 and 13.0 when asked again"),
+        (
+            "1.0",
+            {"args": "custom.schedule.args.powr=2"},
+            r"takes \(step, total, power=1.0\) .*powr",
+        ),
+        ("1.0", {"name": "calls"}, r"is \[\]: name a class or a function"),
+    ],
+)
+def test_a_schedule_that_no_run_could_follow_is_refused(
+    tmp_path: Path, line: str, more: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        try_schedule(own(tmp_path, line, **more))

@@ -184,7 +184,9 @@ def test_plain_weights_come_with_a_table_of_names(make: Make, tmp_path: Path) ->
 @pytest.mark.parametrize("recipe", names_of("recipe"))
 def test_every_tensor_of_every_recipe_has_a_meaning(make: Make, recipe: str) -> None:
     loaded = load_run(make(recipe).path)
-    told = {name: meaning_of(name, loaded.config.model) for name, *_ in loaded.model.named_roles()}
+    told = {
+        name: meaning_of(name, loaded.config.model, {}) for name, *_ in loaded.model.named_roles()
+    }
     assert all("{" not in meaning for meaning in told.values())
     assert ("tied" in told["embedding.weight"]) == loaded.config.model.tied_head
 

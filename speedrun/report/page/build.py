@@ -100,7 +100,7 @@ def _group(group: Group) -> dict[str, Any]:
         "batch_tokens": config.batch.tokens,
         "validation_every": config.validation.every,
         "optimizer": config.optimizer.kind,
-        "schedules": schedules(config),
+        "schedules": schedules(config, group.runs[0].rates),
     }
 
 

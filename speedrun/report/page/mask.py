@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speedrun.config.schedule import settings_at
+from speedrun.config.schedule import window_at
 from speedrun.config.schema import BLOCK, Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import built_datasets
@@ -59,7 +59,7 @@ def _picture(run: RunData) -> dict[str, Any]:
     steps = sorted({round(i * config.steps / (count - 1)) for i in range(count)})
     frames: list[dict[str, Any]] = []
     for step in steps:
-        window = settings_at(config, step).window
+        window = window_at(config, step)
         if frames and frames[-1]["window"] == window:
             continue
         frames.append({"step": step, "window": window} | _frame(documents_1T, window, config))

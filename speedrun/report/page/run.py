@@ -12,7 +12,7 @@ from typing import Any
 from speedrun.config.experiment import SEED
 from speedrun.config.files import flatten
 from speedrun.config.resolve import override_words, resolve
-from speedrun.config.schedule import settings_at
+from speedrun.config.schedule import momentum_at, settings_at, window_at
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.train.run import RunFolder
@@ -33,6 +33,7 @@ class RunData:
     validations: list[tuple[int, float]]
     dataset_fingerprint: str | None
     text: str  # what it was trained on: its track, or another text
+    rates: list[tuple[int, float]]  # multipliers of the learning rates that steps were given
     shown: dict[str, Any]  # as the page's scripts read it
 
 
@@ -68,7 +69,8 @@ def read_run(folder: RunFolder, points: int) -> RunData:
     fingerprint = next((row.get("dataset_fingerprint") for row in starts), None)
     known = folder.trained_on()
     text = config.track if known is None or known.usual_text else known.name
-    return RunData(folder, config, validations, fingerprint, text, shown)
+    rates = [(row["step"] - 1, row["lr_multiplier"]) for row in train if "lr_multiplier" in row]
+    return RunData(folder, config, validations, fingerprint, text, rates, shown)
 
 
 def _with_clocks(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -205,15 +207,22 @@ def repeat_command(config: Config) -> str:
     return shlex.join([*words, *override_words(base, config, but=(SEED,)).values()])
 
 
-def schedules(config: Config) -> dict[str, Any]:
-    """Learning rate, Muon's momentum and window over the run, as [step, value]."""
+def schedules(config: Config, rates: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
+    """Learning rate, Muon's momentum and window over the run, as [step, value].
+
+    Of a schedule of a user's own those `rates` that were recorded: who looks at a page runs no code
+    of a run's.
+    """
     total = config.steps
     steps = sorted({round(i * total / SCHEDULE_POINTS) for i in range(SCHEDULE_POINTS + 1)})
-    points = [(step, settings_at(config, step)) for step in steps]
     muon = config.optimizer.kind == "muon"
+    if config.custom.schedule.use:
+        points = [*rates[:: 1 + len(rates) // SCHEDULE_POINTS]]
+    else:
+        points = [(step, settings_at(config, step).learning_rate_multiplier) for step in steps]
     return {
-        "lr": [(step, round(at.learning_rate_multiplier, 5)) for step, at in points],
-        "momentum": [(step, round(at.momentum, 5)) for step, at in points] if muon else [],
+        "lr": [(step, round(rate, 5)) for step, rate in points],
+        "momentum": [(s, round(momentum_at(config, s), 5)) for s in steps] if muon else [],
         "window": _windows(config),
     }
 
@@ -223,7 +232,7 @@ def _windows(config: Config) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     step, last = 0, config.steps
     while step <= last:
-        width = settings_at(config, step).window
+        width = window_at(config, step)
         if width is None:
             return []
         found.append((step, width * config.window_unit))
@@ -233,4 +242,4 @@ def _windows(config: Config) -> list[tuple[int, int]]:
 
 
 def _window(config: Config, step: int) -> int:
-    return settings_at(config, step).window or 0
+    return window_at(config, step) or 0

@@ -112,6 +112,8 @@ def rows(facts: dict[str, Any], architecture: Architecture) -> Iterator[tuple[st
         where = [machine["cpu"], machine["gpu"], f"{machine['cores']} cores"]
         yield "trained on", ", ".join(str(each) for each in where if each)
         yield "with", f"torch {machine['torch']}, Python {machine['python']}"
+    for table, code in facts["own_code"].items():
+        yield f"its own {table}", f"`{code}`"
     if facts["command"]:
         yield "trained by", f"`{facts['command']}`"
     if facts["forced"]:

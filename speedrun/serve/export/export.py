@@ -39,6 +39,12 @@ def export(
     refuse_if_taken(out.resolve(), force=force)  # before minutes are spent on losses
     loaded = load_run(run)
     loaded.run.read_forced()  # which is refused if it was changed, likewise
+    if to == HF and loaded.model.custom:
+        code = ", ".join(dict.fromkeys(map(str, loaded.model.custom.values())))
+        raise ConfigError(
+            f"{run} cannot be exported for transformers: its model is in part {code}, which no "
+            f"modelling file there has; --to {WEIGHTS} writes its tensors with that code"
+        )
     say("evaluating its weights on its validation rows, for the card")
     facts = {"format": to, **facts_of(loaded, out, to)}
     parameters = facts["parameters"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from speedrun import __version__
+from speedrun.config.own_code import own_code, with_code
 from speedrun.config.schema import BLOCK, Config
 from speedrun.data.tokenizer import parse_spec
 from speedrun.errors import RunError
@@ -36,6 +37,7 @@ def without_places(text: str) -> str:
 def portable(config: Config) -> Config:
     """The config with names in the place of folders of this machine."""
     data = config.data
+    config = with_code(config, {table: {"place": ""} for table in config.used_code()})
     return config.model_copy(update={"data": data.model_copy(update={
         "sources": tuple(without_places(source) for source in data.sources),
         "dir": without_places(data.dir),
@@ -80,6 +82,7 @@ def facts_of(loaded: LoadedRun, out: Path, to: str) -> dict[str, Any]:
         "test": _test(loaded),
         "train_seconds": summary.train_seconds if summary and same_step else None,
         "forced": [without_places(sentence) for sentence in run.read_forced()],
+        "own_code": own_code(config),
         "weights_sha256": found.meta["sha256"][MODEL],
         **_environment(loaded),
         "export_command": f"speedrun export {loaded.name} --to {to} {out.resolve().name}",

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from speedrun.config.code import UsedCode
 from speedrun.config.resolve import to_toml
 from speedrun.config.schema import ModelConfig
 from speedrun.model.embeddings import table_of_layer
+from speedrun.model.parts import Part
 from speedrun.serve.export.architecture import as_ours
 from speedrun.serve.export.facts import portable
 from speedrun.serve.export.hf import WEIGHTS, write_weights
@@ -47,27 +50,37 @@ def write_plain(folder: Path, loaded: LoadedRun) -> None:
     write_weights(folder / WEIGHTS, loaded, as_ours(loaded))
     library_of(loaded.tokenizer).save(str(folder / "tokenizer.json"))
     (folder / "config.toml").write_text(to_toml(portable(loaded.config)), encoding="utf-8")
+    for used in loaded.config.used_code().values():
+        if used.named.is_file:
+            shutil.copyfile(Path(used.place) / used.named.where, folder / code_name(used))
     table = names(loaded)
     (folder / "names.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
     (folder / "NAMES.md").write_text(as_text(loaded, table), encoding="utf-8")
 
 
+def code_name(used: UsedCode) -> str:
+    """What a file of a user's own is called in the folder: its hash tells it from all others."""
+    return f"{used.code[:12]}-{used.named.where}"
+
+
 def names(loaded: LoadedRun) -> list[dict[str, Any]]:
     """Of each tensor the name, shape, dtype, role to the optimizer, and what it is."""
-    model = loaded.config.model
     return [
         {
             "name": name,
             "shape": list(tensor.shape),
             "dtype": "float32",
             "role": role,
-            "meaning": meaning_of(name, model),
+            "meaning": meaning_of(name, loaded.config.model, loaded.model.custom),
         }
         for name, tensor, role in loaded.model.named_roles()
     ]
 
 
-def meaning_of(name: str, model: ModelConfig) -> str:
+def meaning_of(name: str, model: ModelConfig, custom: Mapping[str, Part]) -> str:
+    for place, part in custom.items():
+        if name.startswith(f"{place}."):
+            return f"as {part.used.text} has it"
     for pattern, text in MEANINGS:
         if match := re.fullmatch(pattern, name):
             return text.format(*match.groups(), **_words(match, model))
@@ -156,6 +169,8 @@ def forward(loaded: LoadedRun) -> Iterator[str]:
         "Each layer in turn: what its tensors below say, in the order mix, attention, MLP"
         + "".join(f"; layer {i} has no attention" for i in model.attention_free)
     )
+    for part in dict.fromkeys(map(str, loaded.model.custom.values())):
+        yield f"where {part} stands in the place of ours, what follows holds for ours alone"
     if model.qk_norm:
         yield f"each head of q and of k is divided by sqrt(mean(z^2) + {eps:g})"
     if model.positions != "learned":
