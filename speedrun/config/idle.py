@@ -35,7 +35,7 @@ def _unread(config: Config) -> list[tuple[str, str, bool]]:
         if isinstance(options, RoleOptions) and f"optimizer.{table}" in config.used_code()
         for name in options.names()
     ]  # fmt: skip
-    muon = config.optimizer.kind == "muon"
+    muon, options = config.optimizer.kind == "muon", config.optimizer.muon
     return [
         *by_code,
         ("optimizer.hidden.use", "optimizer.kind",
@@ -46,9 +46,14 @@ def _unread(config: Config) -> list[tuple[str, str, bool]]:
          model.value_tables != usual.model.value_tables and model.value_embeddings != "ends"),
         ("schedule.momentum_warmup", "optimizer.kind",
          schedule.momentum_warmup != usual.schedule.momentum_warmup and not muon),
+        ("schedule.momentum_cooldown", "optimizer.kind",
+         schedule.momentum_cooldown > 0 and not muon),
+        *((f"schedule.{key}", "optimizer.muon.momentum_start",
+           getattr(schedule, key) > 0 and options.momentum_start == options.momentum)
+          for key in ("momentum_warmup", "momentum_cooldown")),
         ("optimizer.muon.split_qkv", "model.fused_qkv",
-         config.optimizer.muon.split_qkv and not model.fused_qkv),
+         options.split_qkv and not model.fused_qkv),
         ("optimizer.muon.cautious", "optimizer.muon.weight_decay",
-         config.optimizer.muon.cautious and not config.optimizer.muon.weight_decay),
+         options.cautious and not options.weight_decay),
         ("train.stop", "train.target", config.train.stop == "target" and not config.train.target),
     ]  # fmt: skip

@@ -54,8 +54,15 @@ def _learning_rate_multiplier(config: Config, step: int) -> float:
 
 
 def momentum_at(config: Config, step: int) -> float:
-    muon, warmup = config.optimizer.muon, config.scaled(config.schedule.momentum_warmup)
-    return momentum(step, start=muon.momentum_start, end=muon.momentum, warmup=warmup)
+    muon, schedule = config.optimizer.muon, config.schedule
+    return momentum(
+        step,
+        start=muon.momentum_start,
+        end=muon.momentum,
+        warmup=config.scaled(schedule.momentum_warmup),
+        total=config.steps,
+        cooldown=config.scaled(schedule.momentum_cooldown),
+    )
 
 
 def window_at(config: Config, step: int) -> int | None:
@@ -134,15 +141,28 @@ def cosine(step: int, total: int, *, warmup: int = 0, floor: float = 0.0) -> flo
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def momentum(step: int, *, start: float = 0.85, end: float = 0.95, warmup: int = 300) -> float:
-    """Muon's momentum: from `start` to `end` in a straight line over `warmup` steps, then `end`."""
-    if step < 0 or warmup < 0:
+def momentum(
+    step: int,
+    *,
+    start: float = 0.85,
+    end: float = 0.95,
+    warmup: int = 300,
+    total: int = 0,
+    cooldown: int = 0,
+) -> float:
+    """Muon's momentum: from `start` to `end` in a straight line over `warmup` steps, then `end`.
+
+    Over the last `cooldown` steps of `total` it goes back to `start`.
+    """
+    if min(step, warmup, cooldown) < 0:
         raise ConfigError(
-            f"step ({step}) and warmup ({warmup}) must not be negative: use 0 or more"
+            f"step ({step}), warmup ({warmup}) and cooldown ({cooldown}) must not be negative: "
+            "use 0 or more"
         )
-    if step >= warmup:
-        return end
-    return start + (end - start) * (step / warmup)
+    share = step / warmup if step < warmup else 1.0
+    if cooldown and total - step < cooldown:
+        share = min(share, max(total - step, 0) / cooldown)
+    return end if share == 1.0 else start + (end - start) * share
 
 
 def _check(step: int, total: int, warmup: int, cooldown: int, floor: float) -> None:

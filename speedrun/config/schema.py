@@ -244,6 +244,9 @@ class ScheduleConfig(Section):
     momentum_warmup: Annotated[Amount, Technique("momentum warm-up", off=0)] = Field(
         0, description="steps in which Muon's momentum grows"
     )
+    momentum_cooldown: Annotated[Amount, Technique("momentum cool-down", off=0)] = Field(
+        0, description="steps at the end in which it falls back to optimizer.muon.momentum_start"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ScheduleConfig:

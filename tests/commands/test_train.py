@@ -338,6 +338,9 @@ def test_a_switch_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) 
     assert "changes nothing" not in said("model.value_embeddings=none", "model.value_weights=blend",
                                          "model.value_tables=3")  # fmt: skip
     assert "train.stop changes nothing" in said("train.stop=target", "train.target=0.0")
+    assert "schedule.momentum_cooldown changes nothing" in said(
+        "schedule.momentum_cooldown=50", "optimizer.muon.momentum_start=0.95"
+    )
     assert "optimizer.muon.cautious changes nothing" in said("optimizer.muon.cautious=true")
 
 

@@ -73,6 +73,26 @@ def test_momentum_rises_over_300_steps() -> None:
     assert momentum(0, warmup=0) == 0.95
 
 
+def test_momentum_falls_back_over_the_last_steps() -> None:
+    words = ["optimizer.muon.momentum_start=0.85", "optimizer.muon.momentum=0.95"]
+    words += ["schedule.steps=1000", "schedule.momentum_warmup=300", "train.steps=1000"]
+    kept = resolve("record-18", "nano", words).config
+    config = resolve("record-18", "nano", [*words, "schedule.momentum_cooldown=50"]).config
+    found = {step: settings_at(config, step).momentum for step in range(1001)}
+    assert all(found[step] == settings_at(kept, step).momentum for step in range(951))
+    assert found[950] == 0.95
+    assert found[975] == pytest.approx(0.90)
+    assert found[999] == pytest.approx(0.852)
+    assert found[1000] == 0.85
+    short = resolve(
+        "record-18", "nano", [*words, "schedule.momentum_cooldown=50"], {"train.steps": 20}
+    )
+    assert settings_at(short.config, 19).momentum == 0.95, "the last of 20 steps is all of it"
+    # Where warm-up and cool-down meet, the lower one holds.
+    assert momentum(6, warmup=10, total=10, cooldown=8) == pytest.approx(0.90)
+    assert momentum(4, warmup=10, total=10, cooldown=8) == pytest.approx(0.89)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.data())
 def test_any_run_length_stays_in_bounds(total: int, data: st.DataObject) -> None:
