@@ -54,7 +54,7 @@ fuzz: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
-	$(PIP) --upgrade --target .venv/integration wandb
+	$(PIP) --upgrade --target .venv/integration wandb muon-optimizer
 	touch $@
 
 # transformers and what it needs, and nothing of ours.
