@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from speedrun.config.own_code import own_code, own_code_text
 from speedrun.files import finite
 from speedrun.science.compare import Row
 from speedrun.science.sides import Comparison, Result, Side, compare_runs
@@ -58,7 +59,8 @@ def _headline(side: Side) -> str:
     paths = ", ".join(str(run.folder.path) for run in runs)
     seeds = ", ".join(map(str, side.seeds))
     several = "s" if len(runs) > 1 else ""
-    return f"{side.name}: {config.recipe} on {text}, seed{several} {seeds}: {paths}"
+    own = f"; own code: {used}" if (used := own_code_text(config)) else ""
+    return f"{side.name}: {config.recipe} on {text}, seed{several} {seeds}: {paths}{own}"
 
 
 def _print_differences(
@@ -135,6 +137,7 @@ def as_dict(found: Comparison) -> dict[str, Any]:
                 "recipe": side.config.recipe,
                 "track": side.config.track,
                 "seeds": side.seeds,
+                "own_code": own_code(side.config),
                 "runs": [str(run.folder.path) for run in side.runs],
             }
             for side in found.sides

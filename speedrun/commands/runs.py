@@ -65,7 +65,7 @@ def _row(run: Listed) -> tuple[str, ...]:
     done = "-" if run.steps is None else f"{run.steps:,}"
     return (
         run.path,
-        run.recipe or "-",
+        f"{run.recipe or '-'} (own code)" if run.own_code else run.recipe or "-",
         f"{track} on {shortened(run.dataset)}" if run.dataset else track,
         "-" if run.seed is None else str(run.seed),
         done if run.of_steps is None else f"{done} of {run.of_steps:,}",

@@ -22,6 +22,7 @@ from speedrun.terminal.console import print_table
 from speedrun.terminal.progress import stage_progress
 
 CHANGES = 3  # of a recipe's values that are shown
+OWN = "own code"  # marks entries that were made with code of a user's
 
 
 def verify_command(
@@ -118,13 +119,17 @@ def _print_table_of(entries: Sequence[Submission]) -> None:
     if first.unchecked:
         print(f"unchecked: {first.unchecked}")
     rows = [
-        (_recipe_of(one), f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps,
+        (f"{_recipe_of(one)} ({OWN})" if one.own_code else _recipe_of(one),
+         f"{one.train_seconds:.1f}", f"{one.tokens:,}", one.steps,
          f"{one.mean:.4f}", _test_of(one), one.n, f"{one.p:.2g}", one.machine,
          one.code_sha256[:8], one.date)
         for one in entries
     ]  # fmt: skip
     header = ("recipe", "seconds", "tokens", "steps", "mean loss", "test loss", "n", "p", "machine")
     print_table((*header, "code", "date"), rows)
+    for one in entries:
+        if one.own_code:
+            print(f"{OWN} {_recipe_of(one)}: {', '.join(one.own_code)}")
     if not all(one.evaluated for one in entries):
         print("unknown: the weights were not evaluated where they were submitted")
 

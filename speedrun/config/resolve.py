@@ -97,13 +97,17 @@ def settable(key: str) -> bool:
 def techniques(config: Config) -> dict[str, dict[str, Any]]:
     """The techniques a config has by name, each with the values by key that take it out."""
     values = all_values(config)
-    return {
+    found: dict[str, dict[str, Any]] = {
         mark.name: {key: mark.off, **mark.also}
         for key, info in schema_fields()
         for mark in info.metadata
         if isinstance(mark, Technique)
         and (values[key] != mark.off if mark.on is None else values[key] == mark.on)
     }
+    for part, used in config.custom:
+        if used.use:
+            found[f"custom {part} {used.named.name}"] = {f"custom.{part}.use": ""}
+    return found
 
 
 def parse_override(text: str) -> tuple[str, Any]:

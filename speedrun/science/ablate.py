@@ -19,7 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from speedrun.config.resolve import describe, parse_override, resolve, techniques, toml_text
+from speedrun.config.resolve import (
+    describe,
+    is_argument,
+    parse_override,
+    resolve,
+    techniques,
+    toml_text,
+)
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted
 from speedrun.science.adding import LOSS, Adding, Runs, last_loss
@@ -62,7 +69,7 @@ def changes(config: Config, switches: Sequence[str]) -> dict[str, tuple[str, ...
                 f"{', '.join(off) or 'none'}; or write KEY=VALUE"
             )
         key, _ = parse_override(switch)
-        if key not in describe():
+        if key not in describe() and not is_argument(key):
             near = get_close_matches(key, describe(), n=1, cutoff=0.0)[0]
             raise ConfigError(
                 f"--switch {quoted(switch)}: unknown key {quoted(key)}; nearest known: {near!r}"

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from speedrun.config.experiment import CODE_AND_DATA, PLACE, SEED, all_differences, experiment_hash
 from speedrun.config.files import names
+from speedrun.config.own_code import own_code, with_code
 from speedrun.config.resolve import override_words, resolve
 from speedrun.config.schema import Config
 from speedrun.data.stream import ProgressCallback
@@ -46,7 +47,8 @@ RULES = {
     "the track's text": "a run is trained and validated on the very dataset that its track's "
     "corpus makes, by fingerprint, whatever folder it lies in; that of public shards is trusted, "
     "for no hash of them is known",
-    "same recipe": "all runs have the same config but for the seed and the folder of the data",
+    "same recipe": "all runs have the same config, code of their own included by its hash, but for "
+    "the seed and the folders of data and code",
     "same data": "all runs are trained and validated on the same dataset",
     "same code": "all runs are made by the same code",
     "same stop": "all runs stop at the same step, chosen before they ran, and come to it",
@@ -114,6 +116,7 @@ class Submission(BaseModel, frozen=True):
     unchecked: str = "submitted by a version with fewer rules"  # or why else; empty: checked
     shards_sha256: str | None = None  # of public shards, which are trusted
     judged_on: str | None = None  # tokens and rows of the validation
+    own_code: tuple[str, ...] = ()  # of users' own that the runs were made with, by name and hash
     changes: tuple[str, ...] | None = None  # from the recipe of that name; None: there is none here
 
     @property
@@ -173,6 +176,7 @@ def check(paths: Sequence[Path], alpha: float, progress: ProgressCallback = _qui
         "unchecked": text.unchecked or _unchecked(runs),
         "shards_sha256": text.shards,
         "judged_on": _judged_on(first),
+        "own_code": [f"{table} {text}" for table, text in own_code(first.config).items()],
         "changes": _changes(first.config),
     }
     # The rest is the first run's, which it shares with the others, and the verdict's, by name.
@@ -195,7 +199,8 @@ def _changes(config: Config) -> tuple[str, ...] | None:
         own = resolve(config.recipe, config.track).config
     except ConfigError as error:
         return (f"another recipe, for {error}",)
-    return tuple(override_words(own, config, but=(*PLACE, SEED)).values())
+    nowhere = with_code(config, {table: {"place": ""} for table in config.used_code()})
+    return tuple(override_words(own, nowhere, but=(*PLACE, SEED)).values())
 
 
 def _significant(losses: Sequence[float], target: float, alpha: float) -> Verdict:

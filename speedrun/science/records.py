@@ -23,6 +23,9 @@ What this cannot see, for all that is written down was written by the one who is
   at, seeds after n until p was small enough. A test.json that was deleted was never there.
 - `batch.length` is the recipe's, and rows of another length are other rows of the validation text,
   unless the track takes the first of it. So the board gives each length a table of its own.
+- Code of a user's own, in place of a block or an optimizer, runs while it is checked, and could do
+  anything. It is held to look at no later token (`model/trial.py`) and to be the same in all runs;
+  the board names it with its hash, and somebody has to read it.
 - The corpus of a built-in track is this machine's Python library as it is; an edited one has
   another fingerprint, and so a table of its own. Public shards are trusted (`track.py`).
 """
@@ -37,6 +40,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
+from speedrun.config.own_code import own_code
 from speedrun.config.schema import Config
 from speedrun.data.splits import TEST, VAL
 from speedrun.errors import RunError, SpeedrunError
@@ -251,6 +255,7 @@ def _contradictions(records: Records) -> Iterator[str]:
         ("steps", summary.steps, config.steps, "config.toml"),
         ("tokens", summary.tokens, config.steps * config.batch.tokens, "config.toml"),
         ("params", summary.params, records.params, "the model of config.toml"),
+        ("own_code", summary.own_code, own_code(config), "config.toml"),
         ("steps", summary.steps, saved.step, "the last checkpoint"),
         ("val_loss", summary.val_loss, saved.progress.val_loss, "the last checkpoint"),
         ("train_seconds", summary.train_seconds, saved.progress.seconds, "the last checkpoint"),

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from speedrun.config.optimizer import MATRIX_TABLES, ROLES
-from speedrun.config.resolve import parse_override, recipe_value, resolve, toml_text
+from speedrun.config.resolve import (
+    is_argument,
+    parse_override,
+    recipe_value,
+    resolve,
+    toml_text,
+)
+from speedrun.config.schedule import try_schedule
 from speedrun.config.schema import Config, ModelConfig
 from speedrun.errors import ConfigError
 from speedrun.science.space import Range, Values
@@ -36,6 +43,12 @@ def refuse_ranges(
                 f"{one} cannot be searched: {base.recipe} trains its hidden matrices by "
                 f"{base.optimizer.kind}, which does not read {one.key}; choose another key"
             )
+        table = next((name for name in base.used_code() if one.key.startswith(f"{name}.")), None)
+        if table and not is_argument(one.key):
+            raise ConfigError(
+                f"{one} cannot be searched: {table}.use names the code, which does not read "
+                f"{one.key}; search one of its arguments, {table}.args.NAME"
+            )
         if one.key in SHARED or one.key.partition(".")[0] in SHARED:
             raise ConfigError(
                 f"{one} cannot be searched: {one.key} belongs to what all trials have in common, "
@@ -54,7 +67,15 @@ def refuse_ranges(
         values = dict(zip(keys, corner, strict=True))
         config = resolve(recipe, track, (*overrides, *as_overrides(values))).config
         models[config.model] = config
+        try_parts(config, keys)
     _refuse_idle(over, list(models.values()))
+
+
+def try_parts(config: Config, keys: Iterable[str]) -> None:
+    """Refuse values that code of a user's own cannot be built with, if such values are searched."""
+    if any(key.startswith("custom.") for key in keys):
+        without_storage(config, vocab_size_of(config))
+        try_schedule(config)
 
 
 def _refuse_idle(over: Sequence[Range], configs: Sequence[Config]) -> None:
@@ -91,7 +112,7 @@ def usable_values(
         try:
             for key, value in values.items():
                 recipe_value(key, value, track)
-            resolve(recipe, track, (*overrides, *as_overrides(values)))
+            try_parts(resolve(recipe, track, (*overrides, *as_overrides(values))).config, values)
         except ConfigError as error:
             if str(error) not in said:
                 say(f"left out: {error}")

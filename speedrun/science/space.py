@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, model_validator
 
-from speedrun.config.resolve import check_known, schema_fields
+from speedrun.config.resolve import check_known, is_argument, schema_fields
 from speedrun.errors import ConfigError, quoted
 from speedrun.train.request import MOST_DIGITS, parse_seconds
 
@@ -57,7 +58,8 @@ class Range(BaseModel, frozen=True):
                 "KEY=LOW..HIGH:log, for "
                 "example optimizer.head.lr=0.001..0.1:log"
             )
-        return Range(key=key.strip(), low=numbers[0], high=numbers[1], log=how == "log").checked()
+        found = Range(key=key.strip(), low=numbers[0], high=numbers[1], log=how == "log")
+        return found if is_argument(found.key) else found.checked()
 
     @model_validator(mode="after")
     def _check(self) -> Range:
@@ -69,10 +71,17 @@ class Range(BaseModel, frozen=True):
             raise ConfigError(f"{self} cannot be searched: a logarithm needs a LOW above 0")
         return self
 
-    def checked(self) -> Range:
-        """With ends of the type that its key has; refuses keys that are no numbers."""
+    def checked(self, stated: Mapping[str, Any] | None = None) -> Range:
+        """With ends of the type that its key has; refuses keys that are no numbers.
+
+        No schema knows the arguments of a user's own code. What the recipe has for one of them,
+        among `stated`, tells; a whole number there with ends that are none is any number.
+        """
         check_known(self.key, "--over")
-        kind = {key: field.annotation for key, field in schema_fields()}[self.key]
+        if is_argument(self.key):
+            kind: Any = self._kind_of((stated or {}).get(self.key))
+        else:
+            kind = {key: field.annotation for key, field in schema_fields()}[self.key]
         ends = {"low": self.low, "high": self.high}
         if kind is float:
             return self.model_copy(update={end: float(value) for end, value in ends.items()})
@@ -85,6 +94,15 @@ class Range(BaseModel, frozen=True):
                 f"{self} cannot be searched: {self.key} takes whole numbers; give such ends"
             )
         return self.model_copy(update={end: int(value) for end, value in ends.items()})
+
+    def _kind_of(self, value: Any) -> Any:
+        if value is None:
+            raise ConfigError(
+                f"{self} cannot be searched: the recipe does not state {self.key}, from which the "
+                "search begins; write the value it has there"
+            )
+        whole = all(float(end).is_integer() for end in (self.low, self.high))
+        return float if type(value) is int and not whole else type(value)
 
     def value(self, place: float) -> Value:
         """The value at a place, from 0 at the low end to 1 at the high one."""

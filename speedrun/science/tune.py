@@ -80,7 +80,7 @@ def tune(
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
     refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
     base = config_of(recipe, track, overrides)
-    over = [one.checked() for one in over]
+    over = [one.checked(all_values(base)) for one in over]
     refuse_ranges(over, base, recipe, track, overrides)
     rows = rows_to_tune_on(base)
     own = {one.key: all_values(base)[one.key] for one in over}

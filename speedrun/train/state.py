@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from speedrun.config.experiment import SEED, STOP, experiment_hash
+from speedrun.config.own_code import own_code
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config, DataConfig
 from speedrun.errors import ConfigError, SpeedrunError
@@ -49,6 +50,7 @@ class Listed:
     val_step: int | None = None  # after which it was measured
     target: float | None = None
     reached_target: bool = False
+    own_code: dict[str, str] | None = None  # of the user's: name and hash by table
     resumable: bool = False
     date: float = 0.0  # of the last record, in seconds since 1970
 
@@ -135,6 +137,7 @@ def _look(run: RunFolder) -> Listed:
         val_step=None if val_step is None else int(val_step),
         target=config.train.target or None,
         reached_target=bool(summary and summary.reached_target),
+        own_code=own_code(config) or None,
         resumable=resumable,
         date=_date(run),
     )

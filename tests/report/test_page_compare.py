@@ -76,6 +76,27 @@ def test_an_ablation_names_its_groups(tmp_path: Path) -> None:
     assert data["title"] == "What matters in modern on nano"
 
 
+def test_an_ablation_names_code_that_it_took_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("# nobody runs it\n")
+    use = f"custom.mlp.use={tmp_path}/mine.py:Gated"
+    configs = [
+        made_config(use, "custom.mlp.args.ratio=3.0"), made_config(),
+        made_config(use, "custom.mlp.args.ratio=2.0"),
+    ]  # fmt: skip
+    settings = {
+        "custom mlp Gated": ['custom.mlp.use=""'],
+        "custom.mlp.args.ratio=2.0": ["custom.mlp.args.ratio=2.0"],
+    }
+    runs = [made_run(tmp_path / f"{i}", config) for i, config in enumerate(configs)]
+    ablation = Ablation.model_validate({"recipe": "modern", "effects": [], "settings": settings})
+    data = page_data(runs, None, ablation)
+    labels = [group["label"] for group in data["groups"]]
+    assert labels == ["modern", "without custom mlp Gated", "custom.mlp.args.ratio=2.0"]
+    shown = {row["key"]: row["values"] for row in data["diff"]}
+    assert shown["custom.mlp.use"] == ['"mine.py:Gated"', "-", '"mine.py:Gated"']
+    assert len(shown["custom.mlp.code"][0]) == 64 + len('""')
+
+
 def test_times_to_target_come_from_the_curves(tmp_path: Path) -> None:
     slow = [made_run(tmp_path / f"a{s}", made_config(f"train.seed={s}")) for s in range(3)]
     fast = [

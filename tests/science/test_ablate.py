@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scipy import stats as scipy_stats
 
+from speedrun.config.experiment import differences
 from speedrun.config.files import names
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
@@ -115,3 +116,19 @@ def test_mistakes_are_refused_before_any_run(tmp_path: Path) -> None:
     refused("probability", alpha=5.0)
     refused("the command sets train.seed itself", switch="train.seed=5")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_code_of_ones_own_is_a_technique_and_its_arguments_are_switches(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Gated: ...\n")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        'extends = "modern"\n[custom.mlp]\nuse = "mine.py:Gated"\nargs = { ratio = 3.0 }\n'
+    )
+    config = resolve(str(recipe), "nano").config
+    assert changes(config, [])["custom mlp Gated"] == ('custom.mlp.use=""',)
+    without = resolve(str(recipe), "nano", ['custom.mlp.use=""']).config
+    assert not differences(without, resolve("modern", "nano").config)
+    switch = "custom.mlp.args.ratio=2.0"
+    assert changes(config, [switch]) == {switch: (switch,)}
+    other = resolve(str(recipe), "nano", [switch]).config
+    assert [one.key for one in differences(config, other)] == ["custom.mlp.args.ratio"]

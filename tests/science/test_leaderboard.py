@@ -300,3 +300,25 @@ def test_every_refusal_says_what_to_do(board: Board, tmp_path: Path) -> None:
     assert leaderboard.TO_DO.keys() == RULES.keys()
     with pytest.raises(RunError, match="; train the seeds from 0 on"):
         check(board.honest[1:], ALPHA)
+
+
+def test_code_of_ones_own_is_marked(
+    board: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "from torch import nn\n\n\ndef same(inner, layer):\n    return inner\n"
+    (tmp_path / "mine.py").write_text(source)
+    use = f"custom.mlp.use={tmp_path}/mine.py:same"
+    runs = board.three(tmp_path, use)
+    entry = submit(runs, tmp_path / "board.json", ALPHA)
+    code = RunFolder(runs[0]).load_config().custom.mlp.code
+    assert entry.own_code == (f"custom.mlp mine.py:same ({code[:12]})",)
+    leaderboard_command(file=tmp_path / "board.json")
+    shown = capsys.readouterr().out
+    assert "(own code)" in shown
+    assert entry.own_code[0] in shown
+    assert str(tmp_path) not in shown
+    (tmp_path / "mine.py").write_text(f"{source}# another\n")
+    other = board.train(tmp_path / "other", use, seed=2)
+    refused([*runs[:2], other], "same recipe", "custom.mlp.code is")
+    edit_summary(runs[1], own_code={})
+    refused(runs, "adds up", "own_code is {} by summary.json")

@@ -165,3 +165,35 @@ def test_budgets_are_read() -> None:
             Budget.parse(text)
     with pytest.raises(ConfigError, match="one of both"):
         Budget()
+
+
+@pytest.mark.parametrize(
+    ("text", "stated", "ends"),
+    [
+        ("1..4", 3.0, (1.0, 4.0)),
+        ("1..4", 3, (1, 4)),
+        ("0.5..4:log", 1, (0.5, 4)),
+    ],
+)
+def test_an_argument_has_the_type_that_the_recipe_gives_it(
+    text: str, stated: float, ends: tuple[float, float]
+) -> None:
+    key = "custom.mlp.args.ratio"
+    found = Range.parse(f"{key}={text}").checked({key: stated})
+    assert (found.low, found.high) == ends
+    assert type(found.low) is type(ends[0])
+
+
+@pytest.mark.parametrize(
+    ("stated", "complaint"),
+    [
+        ({}, "the recipe does not state custom.mlp.args.ratio"),
+        ({"custom.mlp.args.ratio": True}, "is not a number"),
+        ({"custom.mlp.args.ratio": "high"}, "is not a number"),
+    ],
+)
+def test_an_argument_that_is_no_number_cannot_be_searched(
+    stated: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        Range.parse("custom.mlp.args.ratio=1..4").checked(stated)

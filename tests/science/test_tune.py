@@ -371,6 +371,18 @@ def test_mistakes_are_refused_before_any_run(
             recipe="record-03")  # fmt: skip
     refused("optimizer.head.weight_decay = -1.0", "optimizer.head.weight_decay=-1..1")
     refused("schedule.cooldown", "schedule.cooldown=100..900", "schedule.warmup=0..300")
+    recipe = tiny_dataset.parent / "mine.toml"
+    recipe.with_name("mine.py").write_text(
+        "def wrap(inner, layer, size=2, gain=1.0):\n    assert size > 1\n    return inner\n"
+    )
+    recipe.write_text(
+        'extends = "modern"\n[custom.mlp]\nuse = "mine.py:wrap"\nargs = {size = 2}\n'
+        '[optimizer.head]\nuse = "torch.optim:SGD"\nargs = {lr = 0.1}\n'
+    )
+    own = {"recipe": str(recipe)}
+    refused("does not state custom.mlp.args.gain", "custom.mlp.args.gain=1..2", **own)
+    refused("size=1..4.*|wrap.* fails for layer 0, in line 2", "custom.mlp.args.size=1..4", **own)
+    refused("optimizer.head.use names the code, which does not read optimizer.head.lr", head, **own)
     refused("--seeds 0", head, seeds=0)
     for word in ("train.seed=5", "train.stop=target", "machine.jobs=2"):
         refused("cannot be used here: the command sets", head, words=[word])

@@ -14,6 +14,7 @@ from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.tokenizer import load_tokenizer
 from speedrun.model.gpt import GPT
+from speedrun.model.parts import Parts
 from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
@@ -41,13 +42,14 @@ def make_run(config: Config, folder: Path, *, step: int | None = None) -> RunFol
     dataset = Dataset.open(Path(config.data.dir))
     tokenizer = load_tokenizer(Path(config.data.dir) / "tokenizer")
     torch.manual_seed(0)
-    model = GPT(config.model, tokenizer.vocab_size, config.batch.length)
+    model = GPT(config.model, tokenizer.vocab_size, config.batch.length, Parts.of(config))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     run = RunFolder(folder)
     command = f"speedrun train {config.recipe} --run {folder} data.dir={config.data.dir}"
     run.create(config, {"command": command, "speedrun": "0", "libraries": {"torch": "2"}})
+    run.keep_code(config)
     tokenizer.save(run.tokenizer)
     meta = {
         "step": config.steps if step is None else step,

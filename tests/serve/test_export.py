@@ -267,3 +267,30 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         export(tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match="use hf or weights"):
         export(tmp_path, tmp_path / "out", "gguf")
+
+
+def test_code_of_ones_own_goes_with_weights_and_not_to_transformers(
+    make: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nfrom speedrun.model.block import MLP\n\n\nclass Own(MLP):\n"
+        "    parameter_roles = {'more.weight': 'hidden', 'more.bias': 'scalar'}\n\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.more = nn.Linear(config.width, config.width)\n\n"
+        "    def forward(self, x, norm):\n        return super().forward(x + self.more(x), norm)\n"
+    )
+    run = make("modern", f"custom.mlp.use={tmp_path}/mine.py:Own")
+    source = (tmp_path / "mine.py").read_bytes()
+    (tmp_path / "mine.py").unlink()
+    with pytest.raises(ConfigError, match=r"custom.mlp \(mine.py:Own\).* --to weights writes"):
+        export(run.path, tmp_path / "out")
+    export(run.path, tmp_path / "out", "weights")
+    facts = read(tmp_path / "out" / FACTS)
+    code = facts["own_code"]["custom.mlp"]
+    name = f"{code[-13:-1]}-mine.py"
+    assert set(contents(tmp_path / "out")) == PLAIN_FILES | {name}
+    assert (tmp_path / "out" / name).read_bytes() == source
+    told = {row["name"]: row["meaning"] for row in read(tmp_path / "out/names.json")}
+    assert told["blocks.1.mlp.more.bias"] == f"as {code} has it"
+    assert from_toml(tmp_path / "out/config.toml").custom.mlp.place == ""
+    assert str(tmp_path) not in (tmp_path / "out/config.toml").read_text()

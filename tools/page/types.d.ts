@@ -31,6 +31,7 @@ interface Group {
   batch_tokens: number;
   validation_every: number;
   optimizer: string;
+  own_code: string;
   schedules: Record<ScheduleName, [step: number, value: number][]>;
 }
 type ScheduleName = "lr" | "momentum" | "window";

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from speedrun.config.own_code import own_code_text
 from speedrun.files import finite
 from speedrun.report.page.bundle import bundle
 from speedrun.report.page.compare import (
@@ -100,6 +101,7 @@ def _group(group: Group) -> dict[str, Any]:
         "batch_tokens": config.batch.tokens,
         "validation_every": config.validation.every,
         "optimizer": config.optimizer.kind,
+        "own_code": own_code_text(config),
         "schedules": schedules(config, group.runs[0].rates),
     }
 

@@ -107,9 +107,21 @@ def _named_change(first: Group, other: Group, changes: Mapping[str, Sequence[str
         return ""
     before = {key: toml_text(value) for key, value in experiment(first.config).items()}
     changed = _changed(first, other)
+    now = experiment(other.config)
     for name, settings in changes.items():
         wanted = {key: toml_text(value) for key, value in map(parse_override, settings)}
-        if changed == {key: text for key, text in wanted.items() if before.get(key) != text}:
+        # Of code that is named otherwise hash and arguments change with it; the name must fit.
+        tables = tuple(key.removesuffix("use") for key in wanted if key.endswith(".use"))
+        fits = all(
+            toml_text(now.get(f"{table}use") or "") == wanted[f"{table}use"] for table in tables
+        )
+        rest = {key: text for key, text in changed.items() if not key.startswith(tables)}
+        alike = rest == {
+            key: text
+            for key, text in wanted.items()
+            if before.get(key) != text and not key.startswith(tables)
+        }
+        if alike and fits:
             return name
     return ""
 

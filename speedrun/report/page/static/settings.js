@@ -27,6 +27,9 @@ export function repeatSection(data, _, box) {
     const seeds = others.map((run) => run.seed).join(", ");
     const likewise = seeds ? ` seed ${first.seed}; likewise with --seed ${seeds}` : "";
     box.append(el("h3", {}, group.label, el("span", { class: "small" }, likewise)), commandBox(first.command));
+    if (group.own_code) {
+      box.append(el("p", { class: "small" }, "Made with code of its own: ", el("span", { class: "mono" }, group.own_code)));
+    }
   });
   const places = environments(data.runs);
   for (const [text, names] of places) {
