@@ -289,6 +289,8 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print(f"microbatches per step: {cost.microbatches}")
     rank = " a rank" if ranks > 1 else ""
     print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
+    for use in cost.guessed:
+        print(f"{use} is taken to keep as much state as AdamW; how much it keeps shows in a run")
     for note in (*resolved.notes, *fitted.notes, *idle(fitted.resolved), *about):
         print(note)
     if text := beyond(cost.memory_bytes, memory):

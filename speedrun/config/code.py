@@ -44,7 +44,7 @@ MOST_BYTES = 2**22  # of a file that somebody wrote
 # Thousands of files, in which nothing changes between two releases.
 BY_VERSION = ("torch", "torchvision", "transformers")
 WORKED_OUT = ("code", "place")
-OF_CODE = ("use", "args", *WORKED_OUT, "scheduled")  # what a table says of code alone
+OF_CODE = ("use", "args", *WORKED_OUT, "scheduled", "random")  # what a table says of code alone
 EXTRA = {"pytorch_optimizer": "optimizers", "schedulefree": "optimizers"}
 
 

@@ -118,6 +118,9 @@ class OwnOptions(UsedCode, UpdateOptions):
     scheduled: bool = Field(
         True, description="whether the schedule of the learning rate acts on that optimizer"
     )
+    random: bool = Field(
+        False, description="that optimizer draws random numbers: from a stream of its own"
+    )
 
 
 class RoleOptions(OwnOptions, AdamOptions):

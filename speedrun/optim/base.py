@@ -177,9 +177,12 @@ class SlotOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         if self.check_finite:
-            refuse_non_finite((first.name, first.param) for first, *_ in self._by_parameter())
+            self.refuse_non_finite()
         self.update()
         return loss
+
+    def refuse_non_finite(self) -> None:
+        refuse_non_finite((first.name, first.param) for first, *_ in self._by_parameter())
 
     # State. A slot as large as the parameter leaves and enters in the parameter's own shape,
     # another as (tiles, *shape), without `tiles` if there is one, or flat if there are many blocks.

@@ -5,24 +5,61 @@ from typing import Any
 
 from torch import Tensor
 
-from speedrun.config.optimizer import ROLES, MuonOptions, Role
+from speedrun.config.code import load
+from speedrun.config.optimizer import ROLES, MuonOptions, OwnOptions, Role
 from speedrun.config.schema import Config, ModelConfig
 from speedrun.optim.combined import CombinedOptimizer
+from speedrun.optim.foreign.outside import settings_kept
+
+ADAMS_NUMBERS = 2  # of state for each weight
 
 
 def build_optimizer(
     parameters: Iterable[tuple[str, Tensor, Role]], config: Config
 ) -> CombinedOptimizer:
-    """The optimizer of these (name, parameter, role). It leaves NaNs to the caller to find."""
+    """The optimizer of these (name, parameter, role). It leaves NaNs to the caller to find.
+
+    Of code that the recipe names only what parameters are there for is imported.
+    """
+    grouped = [(name, param, config.optimizer.group(role)) for name, param, role in parameters]
+    present = {role for _, _, role in grouped}
     options: dict[str, dict[str, Any]] = {}
     for role in ROLES:
         chosen = config.optimizer.of(role)
+        if isinstance(chosen, OwnOptions) and config.optimizer.is_own(role):
+            if role in present:
+                options[role] = _own(chosen)
+            continue
         options[role] = {"kind": chosen.kind, **chosen.values()}
         if isinstance(chosen, MuonOptions):
             options[role]["split_rows"] = _split_rows(role, chosen, config.model)
-    grouped = [(name, param, config.optimizer.group(role)) for name, param, role in parameters]
     # The training loop checks gradients itself, on all ranks at once.
-    return CombinedOptimizer(grouped, options, check_finite=False)
+    return CombinedOptimizer(grouped, options, seed=config.train.seed, check_finite=False)
+
+
+def expected_state_bytes(
+    parameters: Iterable[tuple[str, Tensor, Role]], config: Config
+) -> tuple[int, list[str]]:
+    """Bytes of state that a run will have, and the optimizers for which that is a guess.
+
+    What code that the recipe names will keep shows when it has made a step, and here nothing is
+    imported; it is taken to keep as much as Adam.
+    """
+    parameters = list(parameters)
+    own = [entry for entry in parameters if config.optimizer.is_own(entry[2])]
+    ours = [entry for entry in parameters if not config.optimizer.is_own(entry[2])]
+    known = build_optimizer(ours, config).state_bytes() if ours else 0
+    theirs = sum(ADAMS_NUMBERS * 4 * param.numel() for _, param, _ in own)
+    tables = {config.optimizer.table(role) for _, _, role in own}
+    return known + theirs, sorted({getattr(config.optimizer, table).use for table in tables})
+
+
+def _own(chosen: OwnOptions) -> dict[str, Any]:
+    """What CombinedOptimizer takes for an optimizer that the recipe names."""
+    with settings_kept():  # some packages set torch's own when they are imported
+        make = load(chosen)
+    keys = ("kind", "use", "code", "args", "scheduled", "random")
+    return {"make": make, **{key: getattr(chosen, key) for key in keys}}
 
 
 def _split_rows(role: Role, muon: MuonOptions, model: ModelConfig) -> int | tuple[int, ...]:

@@ -27,7 +27,7 @@ from speedrun.model.gpt import GPT
 from speedrun.model.mask import first_key
 from speedrun.model.parts import Parts
 from speedrun.model.roles import MATRICES
-from speedrun.optim.build import build_optimizer
+from speedrun.optim.build import expected_state_bytes
 
 RUNTIME_BYTES = 400 << 20  # resident size of Python with torch loaded, measured at 0.35 to 0.4 GB
 # Floats kept per token and layer for the backward pass, in widths, and per token in vocabularies:
@@ -45,6 +45,7 @@ class Estimate:
     flops_per_token: int
     microbatches: int  # forward passes per step and rank
     memory_bytes: int  # per rank
+    guessed: list[str]  # optimizers of others, whose state is taken to be as large as Adam's
 
 
 def vocab_size_of(config: Config) -> int:
@@ -145,7 +146,7 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         parameters[config.optimizer.group(roles[name])] += parameter.numel()
     passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
     rows = config.batch.tokens // config.batch.length // ranks // passes
-    moments = build_optimizer(model.named_roles(), config).state_bytes()
+    moments, guessed = expected_state_bytes(model.named_roles(), config)
     return Estimate(
         parameters=dict(parameters),
         flops_per_token=flops_per_token(config, model),
@@ -154,6 +155,7 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         + 4 * 2 * parameters.total()  # weights and gradients
         + moments
         + rows * sequence_bytes(config, vocab_size),
+        guessed=guessed,
     )
 
 

@@ -105,6 +105,7 @@ class Trainer:
             f"precision {str(self.dtype).removeprefix('torch.')}: {precision}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
             f"torch.compile: {compiled}{why}",
+            *(foreign.about for foreign in self.optimizer.foreign),
         )
 
     def share_gradients(self) -> None:
@@ -132,11 +133,19 @@ class Trainer:
         agreed = agree(self.world, loss, self.model.parameters(), asked())
         if agreed.finite:
             self._clip_gradients(agreed.grad_norm)
-            self.optimizer.step()
+            self._update()
         self.optimizer.zero_grad(set_to_none=True)
         spike = self.progress.count_step(agreed)
         must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
         return Outcome(**vars(agreed), settings=settings, spike=spike, must_rewind=must_rewind)
+
+    def _update(self) -> None:
+        try:
+            self.optimizer.step()
+        except OptimError as error:
+            report = f"step {self.progress.step}: {error}"
+            with self.world.together():  # all ranks meet it: they do the same
+                raise RunError(report) from error
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.
@@ -175,9 +184,11 @@ class Trainer:
         begun = time.perf_counter()
         self.apply_settings()
         self.planner.widen(self.config.validation.window)
-        result = validate(
-            self.validation_loss, self.data.validation, self.data.token_bytes, self.world
-        )
+        self._compare_ranks()
+        with self.optimizer.evaluating():
+            result = validate(
+                self.validation_loss, self.data.validation, self.data.token_bytes, self.world
+            )
         self.progress.count_validation(result, self.config)
         self.progress.val_seconds += time.perf_counter() - begun
         return result
@@ -187,17 +198,36 @@ class Trainer:
         """With these weights at step 0, for the validation there, which a first step need not
         wait for."""
         progress = self.progress
-        place, now = (progress.step, progress.seconds), self.copy_weights()
-        self._set_weights(weights)
-        progress.step, progress.seconds = 0, 0.0
-        try:
-            yield
-        finally:
-            self._set_weights(now)
-            progress.step, progress.seconds = place
+        place = progress.step, progress.seconds
+        with self.optimizer.evaluating():
+            now = self.copy_weights()
+            self._set_weights(weights)
+            progress.step, progress.seconds = 0, 0.0
+            try:
+                yield
+            finally:
+                self._set_weights(now)
+                progress.step, progress.seconds = place
 
     def copy_weights(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self.model.parameters()]
+        """Those to be used, where an optimizer trains others."""
+        with self.optimizer.evaluating():
+            return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def _compare_ranks(self) -> None:
+        """Every rank runs an optimizer of somebody else's: they must have come to the same bits."""
+        for foreign in self.optimizer.foreign if self.world.size > 1 else ():
+            digests = self.world.gather(foreign.digest())
+            other = next((rank for rank, d in enumerate(digests) if d != digests[0]), None)
+            if other is None:
+                continue
+            report = (
+                f"after step {self.progress.step} rank {other} has other weights than rank 0: "
+                f"{foreign.called} does not do the same on every rank; run it on one, or make it "
+                "depend on nothing but weights, gradients and its state"
+            )
+            with self.world.together():
+                raise RunError(report)
 
     @torch.no_grad()
     def _set_weights(self, weights: Sequence[Tensor]) -> None:
@@ -246,7 +276,10 @@ class Trainer:
         """All ranks call this: each holds a share of the optimizer's state."""
         step, progress = self.progress.step, finite(self.progress.to_save())
         meta = {"step": step, "progress": progress, **self.identity}
-        checkpoints.save(meta, self.model.state_dict(), self.optimizer.export_state())
+        self._compare_ranks()
+        moments = self.optimizer.export_state()
+        with self.optimizer.evaluating():
+            checkpoints.save(meta, self.model.state_dict(), moments)
 
     def restore(self, found: checkpoint.Checkpoint) -> None:
         """Take weights and moments from a checkpoint."""

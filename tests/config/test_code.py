@@ -127,7 +127,7 @@ def test_words_that_make_the_config_again(recipe: Path) -> None:
     words = override_words(base, config)
     assert set(words) == {
         "optimizer.kind", "optimizer.hidden.use", "optimizer.hidden.args.lr",
-        "optimizer.hidden.args.beta", "optimizer.hidden.scheduled",
+        "optimizer.hidden.args.beta", "optimizer.hidden.scheduled", "optimizer.hidden.random",
     }  # fmt: skip
     assert not differences(resolve("modern", "nano", [*words.values()]).config, config)
     assert not differences(change(base, [*words.values()], {}).config, config)

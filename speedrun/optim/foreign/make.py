@@ -1,0 +1,215 @@
+"""Making somebody else's optimizer: arguments that it takes, errors that say which it takes."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from speedrun.optim.errors import OptimError
+from speedrun.optim.foreign.outside import settings_kept
+
+Members = Mapping[str, Sequence[tuple[str, Tensor]]]  # (name, parameter) by role
+OPTIONS = ("make", "use", "code", "args", "scheduled", "random")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a recipe says about somebody else's optimizer."""
+
+    make: Callable[..., Any]
+    use: str  # as the recipe names it
+    code: str = ""  # hash of that code
+    args: Mapping[str, Any] = field(default_factory=dict)
+    scheduled: bool = True  # False: the learning rate is left as it is
+    random: bool = False  # True: it draws random numbers, from a stream of its own
+
+    @staticmethod
+    def read(role: str, given: Mapping[str, Any]) -> Use:
+        unknown = sorted(set(given) - set(OPTIONS))
+        if unknown or "make" not in given:
+            wrong = f"have {unknown[0]!r}" if unknown else "lack 'make'"
+            raise OptimError(
+                f"the options of role {role!r} {wrong}; an optimizer of another package has "
+                f"{', '.join(OPTIONS)}, and its own arguments in args"
+            )
+        make = given["make"]
+        if not callable(make):
+            raise OptimError(f"the 'make' of role {role!r} is {make!r}; give it an optimizer class")
+        use = given.get("use") or f"{make.__module__}:{make.__qualname__}"
+        flags = {key: bool(given[key]) for key in ("scheduled", "random") if key in given}
+        args = dict(given.get("args") or {})
+        return Use(make, str(use), str(given.get("code", "")), args, **flags)
+
+    def named(self, roles: Sequence[str]) -> str:
+        return f"{self.use} (for {' and '.join(roles)})"
+
+
+class Recorded(dict[str, Any]):
+    """A param group that knows which of its entries were read."""
+
+    written_as = "dict"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self.read.add(key)
+        return super().pop(key, *default)
+
+    def keys(self) -> Any:
+        self.read.update(super().keys())
+        return super().keys()
+
+    def items(self) -> Any:
+        self.read.update(super().keys())
+        return super().items()
+
+    def __iter__(self) -> Any:
+        self.read.update(super().keys())
+        return super().__iter__()
+
+
+def takes(make: Callable[..., Any]) -> tuple[list[str], bool]:
+    """The names of the arguments after the parameters, and whether any other name is taken."""
+    try:
+        _, *others = signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return [], True
+    anything = any(one.kind is Parameter.VAR_KEYWORD for one in others)
+    stars = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    return [one.name for one in others if one.kind not in stars], anything
+
+
+def for_groups(use: Use) -> dict[str, Any]:
+    """The arguments that are options of its param groups: the class itself does not take them."""
+    names, anything = takes(use.make)
+    return {} if anything else {k: v for k, v in use.args.items() if k not in names}
+
+
+def construct(use: Use, members: Members, called: str, *, recorded: bool = False) -> Optimizer:
+    """The optimizer with a param group for each role, made in the way that its class takes."""
+    params = [param for group in members.values() for _, param in group]
+    hooks, failure = [*map(_hooks, params)], None
+    for given in _ways(use, members, recorded):
+        try:
+            with settings_kept():  # what holds for the whole process is not for it to set
+                made = use.make(given, **_arguments(use))
+            break
+        except Exception as error:
+            failure = failure or error
+    else:
+        raise OptimError(
+            f"{called} cannot be made: {gist(failure)}; {_takes_text(use)}"
+        ) from failure
+    if not isinstance(made, Optimizer):
+        raise OptimError(
+            f"{called} gives a {type(made).__name__}, which is no torch.optim.Optimizer; name a "
+            "class of one"
+        )
+    if hooks != [*map(_hooks, params)]:
+        raise OptimError(
+            f"{called} hooks into the backward pass; it must do all its work in step()"
+        )
+    return made
+
+
+def _ways(use: Use, members: Members, recorded: bool) -> Iterator[Any]:
+    """What classes want as their first argument: param groups, names with parameters, or a list.
+
+    Options that the class does not take are options of the groups.
+    """
+    if _first(use.make) == "named_parameters":
+        yield [pair for group in members.values() for pair in group]
+        return
+    extra = copy.deepcopy(for_groups(use))
+    group_of = Recorded if recorded else dict
+    lists = [[param for _, param in group] for group in members.values()]
+    yield [group_of({"params": params, **extra}) for params in lists]
+    if not extra:
+        yield [param for params in lists for param in params]
+
+
+def _first(make: Callable[..., Any]) -> str:
+    try:
+        return next(iter(signature(make).parameters), "")
+    except (TypeError, ValueError):
+        return ""
+
+
+def _takes_text(use: Use) -> str:
+    names, _ = takes(use.make)
+    return f"it takes {', '.join(names) or 'options of its param groups, which args give it'}"
+
+
+def _arguments(use: Use) -> dict[str, Any]:
+    """Copies, as two of it must not share them."""
+    extra = for_groups(use)
+    return {
+        key: _as_taken(use.make, key, copy.deepcopy(value))
+        for key, value in use.args.items()
+        if key not in extra
+    }
+
+
+def _as_taken(make: Callable[..., Any], key: str, value: Any) -> Any:
+    """A recipe has lists where Python has tuples, such as betas."""
+    try:
+        tuples = isinstance(signature(make).parameters[key].default, tuple)
+    except (TypeError, ValueError, KeyError):
+        tuples = False
+    return tuple(value) if tuples and isinstance(value, list) else value
+
+
+def _hooks(param: Tensor) -> int:
+    kinds = (param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None))
+    return sum(len(hooks) for hooks in kinds if hooks)
+
+
+def refuse_unread(use: Use, made: Optimizer, called: str) -> None:
+    """An option of the groups that it never looks at is a mistake in a name."""
+    groups = [group for group in made.param_groups if isinstance(group, Recorded)]
+    for key in for_groups(use) if groups else ():
+        if all(key not in group.read for group in groups):
+            raise OptimError(
+                f"{called} has no argument {key} and reads no such option of a param group; "
+                f"{_takes_text(use)}"
+            )
+
+
+def gist(error: BaseException | None) -> str:
+    """Type, message and place of an error in somebody else's code."""
+    assert error is not None
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parent
+    theirs = [
+        one
+        for one in frames
+        if "torch" not in Path(one.filename).parts and Path(one.filename).parent != ours
+    ]
+    message = " ".join(str(error).split()).rstrip(".")
+    if not theirs:
+        return f"{type(error).__name__}: {message}"
+    last = theirs[-1]
+    where = f"{Path(last.filename).name} line {last.lineno}"
+    return f"{type(error).__name__}: {message or (last.line or '').strip()} ({where})"

@@ -1,0 +1,330 @@
+"""The state of somebody else's object as plain data: a tree for JSON and tensors; never a pickle.
+
+`write` walks an object, an optimizer that we did not write, and everything it holds: containers,
+numbers, texts, tensors, random generators, and objects of the classes that its own package defines.
+`read` (untree.py) puts all of it into an object that was made anew, or into one that is in use.
+Both keep what bits depend on: types, strides, memory that tensors share with each other or with a
+parameter. Values of other kinds (functions, locks, what a compiler made) are left as the
+constructor makes them; whether that is enough is not believed but tried out (probe.py).
+
+A node of the tree is a plain value, or {"is": kind, ...}; "at" numbers what may be held twice.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from speedrun.optim.errors import OptimError
+
+Node = Any
+KEPT: Node = {"is": "kept"}
+# As safetensors writes them; others are written as bytes.
+NATURAL = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+)
+MAPPINGS: dict[str, type[dict[Any, Any]]] = {
+    cls.__name__: cls for cls in (dict, OrderedDict, defaultdict, Counter)
+}
+SEQUENCES: dict[str, type] = {cls.__name__: cls for cls in (list, tuple, set, frozenset, deque)}
+FACTORIES: dict[str, type] = {cls.__name__: cls for cls in (dict, list, set, int, float)}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose state it is: its parameters by name, and the packages that define its classes."""
+
+    params: Mapping[str, Tensor]
+    packages: frozenset[str]
+    called: str
+
+    @staticmethod
+    def of(root: object, params: Mapping[str, Tensor], called: str) -> Owner:
+        roots = {cls.__module__.partition(".")[0] for cls in type(root).__mro__}
+        return Owner(params, frozenset(roots - {"torch", "builtins", "abc", "typing"}), called)
+
+    def defines(self, module: str) -> bool:
+        return module.partition(".")[0] in self.packages
+
+    def may_hold(self, cls: type) -> bool:
+        """Whether objects of this class are looked into, and made again from what is saved."""
+        torchs = cls.__module__.partition(".")[0] == "torch"
+        ours = torchs and issubclass(cls, torch.optim.Optimizer | nn.Module)
+        return ours or self.defines(cls.__module__)
+
+    def refuse(self, path: str, what: str) -> OptimError:
+        return OptimError(
+            f"{self.called} cannot be saved exactly: its {path} is {what}; keep tensors, numbers "
+            "and texts in its state"
+        )
+
+
+@dataclass
+class Written:
+    """A tree and the tensors that it names: the live ones, which whoever saves them copies."""
+
+    tree: dict[str, Node]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def write(root: object, owner: Owner, label: str, beside: Mapping[str, Any]) -> Written:
+    """Everything that `root` holds; tensors of a parameter's state are called 'name:path'.
+
+    `label` begins the names of all other tensors. What is `beside` the object is written with it.
+    """
+    writer = _Writer(owner, label)
+    writer.number(root)
+    tree = {
+        "root": writer.attributes(root, ""),
+        "beside": {key: writer.node(value, key) for key, value in beside.items()},
+    }
+    writer.name_tensors()
+    return Written(tree, writer.tensors)
+
+
+def tensor_keys(tree: Node) -> Iterator[str]:
+    """The names of all tensors that a tree needs."""
+    if isinstance(tree, dict):
+        where = tree.get("where")
+        if tree.get("is") == "tensor" and isinstance(where, dict):
+            yield from (where[key] for key in ("key", "bytes") if key in where)
+    held = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    for node in held:
+        yield from tensor_keys(node)
+
+
+def attributes_of(value: object) -> dict[str, Any]:
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
+
+
+def found_by_name(name: str) -> Any:
+    """What a loaded module holds under 'module:name'; None if nothing."""
+    module, _, qualname = name.partition(":")
+    value: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def name_of(value: Any) -> str:
+    return f"{value.__module__}:{value.__qualname__}"
+
+
+class _Writer:
+    def __init__(self, owner: Owner, label: str) -> None:
+        self.owner, self.label = owner, label
+        self.tensors: dict[str, Tensor] = {}
+        self._ids = {id(param): name for name, param in owner.params.items()}
+        self._addresses = {p.data_ptr(): name for name, p in owner.params.items() if p.numel()}
+        self._memory = {p.untyped_storage()._cdata: name for name, p in owner.params.items()}
+        self._numbers: dict[int, int] = {}
+        self._alive: list[object] = []  # so that no id is used twice
+        self._found: list[tuple[Tensor, dict[str, Node], str]] = []
+
+    def number(self, value: object) -> int:
+        self._alive.append(value)
+        return self._numbers.setdefault(id(value), len(self._numbers))
+
+    def attributes(self, value: object, path: str) -> dict[str, Node]:
+        return {
+            name: self.node(held, f"{path}.{name}".lstrip("."))
+            for name, held in attributes_of(value).items()
+        }
+
+    def node(self, value: Any, path: str) -> Node:
+        cls = type(value)
+        if value is None or cls in (bool, int, str):
+            return value
+        if cls is float:
+            return value if math.isfinite(value) else {"is": "float", "of": str(value)}
+        constant = _constant(value)
+        if constant is not None:
+            return constant
+        if id(value) in self._ids:
+            return {"is": "param", "name": self._ids[id(value)]}
+        if id(value) in self._numbers:
+            return {"is": "same", "as": self._numbers[id(value)]}
+        at = self.number(value)
+        if isinstance(value, Tensor):
+            return {"at": at, **self._tensor(value, path)}
+        node = self._container(value, path) or self._generator(value, path)
+        node = node or self._object(value, path)
+        return {"at": at, **node} if node else KEPT
+
+    def _container(self, value: Any, path: str) -> Node:
+        cls = type(value)
+        kind = getattr(cls, "written_as", cls.__name__)
+        if kind in MAPPINGS and isinstance(value, dict):
+            pairs = [
+                [self._key(key, path), self.node(held, self._below(path, key))]
+                for key, held in dict.items(value)  # not through methods of a class of its own
+            ]
+            factory = getattr(getattr(value, "default_factory", None), "__name__", "")
+            made_by = {"factory": factory} if factory in FACTORIES else {}
+            return {"is": kind, "of": pairs, **made_by}
+        named = isinstance(value, tuple) and hasattr(value, "_fields") and self.owner.may_hold(cls)
+        if cls in SEQUENCES.values() or named:
+            items = [self.node(item, f"{path}/{i}") for i, item in enumerate(value)]
+            if named:
+                return {"is": "named", "class": name_of(cls), "of": items}
+            most = {"most": value.maxlen} if isinstance(value, deque) else {}
+            return {"is": kind, "of": items, **most}
+        return None
+
+    def _generator(self, value: Any, path: str) -> Node:
+        """Arrays of numpy, and what draws random numbers."""
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            kind, held = "array", torch.from_numpy(value.copy())
+        elif isinstance(value, torch.Generator):
+            kind, held = "generator", value.get_state()
+        elif type(value) is random.Random:
+            kind, held = "random", value.getstate()  # type: ignore[assignment]
+        elif isinstance(value, np.random.RandomState):
+            kind, held = "numpy-random", value.get_state(legacy=False)  # type: ignore[assignment]
+        elif isinstance(value, np.random.Generator):
+            kind, held = "numpy-generator", value.bit_generator.state  # type: ignore[assignment]
+            bits = {"bits": type(value.bit_generator).__name__}
+            return {"is": kind, "of": self.node(held, path), **bits}
+        else:
+            return None
+        return {"is": kind, "of": self.node(held, path)}
+
+    def _object(self, value: Any, path: str) -> Node:
+        cls, owner = type(value), self.owner
+        if isinstance(value, MethodType) and id(value.__self__) in self._numbers:
+            return {"is": "method", "of": self._numbers[id(value.__self__)], "name": value.__name__}
+        if isinstance(value, type | FunctionType):
+            inside = owner.defines(str(value.__module__))
+            known = inside and found_by_name(name_of(value)) is value
+            return {"is": "name", "of": name_of(value)} if known else None
+        if not owner.may_hold(cls) or found_by_name(name_of(cls)) is not cls:
+            return None
+        if isinstance(value, enum.Enum):
+            return {"is": "enum", "class": name_of(cls), "of": value.name}
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            return None  # with items of its own beside its attributes
+        return {"is": "object", "class": name_of(cls), "of": self.attributes(value, path)}
+
+    def _key(self, key: Any, path: str) -> Node:
+        """Of a mapping. The address of a parameter is another one in another process."""
+        if type(key) is tuple:
+            return {"is": "key", "of": [self._key(part, path) for part in key]}
+        if type(key) is int and key in self._ids:
+            return {"is": "id", "name": self._ids[key]}
+        if type(key) is int and key in self._addresses:
+            return {"is": "address", "name": self._addresses[key]}
+        node = self.node(key, path)
+        if node is KEPT:
+            raise self.owner.refuse(path, f"a mapping by {type(key).__name__}")
+        return node
+
+    def _below(self, path: str, key: Any) -> str:
+        if isinstance(key, Tensor):
+            name = self._ids.get(id(key), "tensor")
+            return f"{name}:" if path == "state" else f"{path}/{name}"
+        if type(key) is int:
+            key = self._ids.get(key) or self._addresses.get(key) or key
+        part = str(key) if isinstance(key, str | int | float) else type(key).__name__
+        return f"{path}{part}" if path.endswith(":") else f"{path}/{part}"
+
+    # Tensors. One that has its memory alone is written as it is, any other with its memory.
+
+    def _tensor(self, value: Tensor, path: str) -> Node:
+        problem = tensor_problem(value)
+        if problem:
+            raise self.owner.refuse(path, problem)
+        node: dict[str, Node] = {"is": "tensor"}
+        if value.requires_grad:
+            node["requires_grad"] = True
+        if isinstance(value, nn.Parameter):
+            node["parameter"] = True
+        if value.device.type == "cpu" and any(p.is_cuda for p in self.owner.params.values()):
+            node["cpu"] = True
+        # The same dict is completed by `name_tensors`.
+        node["where"] = {}
+        self._found.append((value, node["where"], path))
+        if value.is_leaf and value.grad is not None:
+            node["grad"] = self.node(value.grad, f"{path}.grad")
+        return node
+
+    def name_tensors(self) -> None:
+        """Now that it is known which tensors share memory."""
+        users = Counter(value.untyped_storage()._cdata for value, _, _ in self._found)
+        written: dict[int, str] = {}
+        for value, where, path in self._found:
+            storage = value.untyped_storage()
+            memory = storage._cdata
+            alone = users[memory] == 1 and memory not in self._memory
+            if alone and value.is_contiguous() and value.dtype in NATURAL:
+                where["key"] = self._keep(value, path)
+                continue
+            where |= {
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "offset": value.storage_offset(),
+                "size": list(value.size()),
+                "stride": list(value.stride()),
+            }
+            if memory in self._memory:
+                where["param"] = self._memory[memory]
+                continue
+            if memory not in written:
+                whole = torch.empty(0, dtype=torch.uint8, device=value.device)
+                whole.set_(storage)
+                written[memory] = self._keep(whole, path)
+            where["bytes"] = written[memory]
+
+    def _keep(self, tensor: Tensor, path: str) -> str:
+        of_param = path.partition(":")[0] in self.owner.params
+        name = wanted = path if of_param else f"{self.label}:{path}"
+        count = 1
+        while name in self.tensors:
+            count += 1
+            name = f"{wanted}~{count}"
+        self.tensors[name] = tensor.detach()
+        return name
+
+
+def _constant(value: Any) -> Node:
+    """What never changes, but is no JSON."""
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        return {"is": "number", "dtype": value.dtype.str, "of": value.tobytes().hex()}
+    if isinstance(value, torch.dtype):
+        return {"is": "dtype", "of": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"is": "device", "of": str(value)}
+    if type(value) is torch.Size:
+        return {"is": "size", "of": list(value)}
+    if type(value) is complex:
+        return {"is": "complex", "of": [repr(value.real), repr(value.imag)]}
+    return None
+
+
+def tensor_problem(value: Tensor) -> str:
+    """Why a tensor cannot be written; empty if it can."""
+    if type(value) not in (Tensor, nn.Parameter):
+        return f"a {type(value).__name__}, which is a tensor of a kind of its own"
+    if value.layout is not torch.strided:
+        return f"a {str(value.layout).removeprefix('torch.')} tensor"
+    if value.is_quantized or value.is_conj() or value.is_neg():
+        return "a tensor that is quantized, or conjugated or negated only when it is read"
+    if value.grad_fn is not None:
+        return "a tensor that holds the graph of its gradient"
+    return ""

@@ -1,0 +1,262 @@
+"""Back from a tree and tensors (tree.py) to the state of an object, made anew or in use.
+
+Everything is decoded and checked before anything is changed. Containers and objects that are in
+place already are filled anew rather than exchanged, as others may hold them; tensors are new ones,
+with the bits, type, strides and shared memory that they were saved with.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from speedrun.optim.errors import OptimError
+from speedrun.optim.foreign.tree import (
+    FACTORIES,
+    KEPT,
+    MAPPINGS,
+    SEQUENCES,
+    Node,
+    Owner,
+    attributes_of,
+    found_by_name,
+)
+
+Put = Callable[[], None]
+
+
+def read(
+    tree: Mapping[str, Node],
+    tensors: Mapping[str, Tensor],
+    root: object,
+    owner: Owner,
+    likes: Mapping[str, Any],
+) -> tuple[Put, dict[str, Any]]:
+    """What puts the saved state into `root` when called, and what was saved beside it.
+
+    `likes` is what stands beside it now.
+    """
+    reader = _Reader(tensors, owner)
+    reader.fill(root, 0, tree["root"], "")
+    beside = {k: reader.value(node, likes.get(k), k) for k, node in tree["beside"].items()}
+
+    def put() -> None:
+        for change in reader.changes:
+            change()
+
+    return put, beside
+
+
+class _Reader:
+    def __init__(self, tensors: Mapping[str, Tensor], owner: Owner) -> None:
+        self.tensors, self.owner = tensors, owner
+        self.changes: list[Put] = []
+        self._made: dict[int, Any] = {}
+        self._claimed: set[int] = set()
+        self._memory: dict[str, torch.UntypedStorage] = {}
+        self._device = next(iter(owner.params.values())).device
+
+    def value(self, node: Node, like: Any, path: str) -> Any:
+        """What a node stands for; `like` is what stands in its place now."""
+        if not isinstance(node, dict):
+            return node
+        kind, at = node["is"], node.get("at")
+        if kind == "kept":
+            if like is None:
+                raise self.owner.refuse(path, "neither data nor made when it is constructed")
+            return like
+        if kind == "same":
+            return self._made[node["as"]]
+        if kind == "tensor":
+            made = self._tensor(node)
+        elif kind in MAPPINGS:
+            return self._mapping(node, like, path)
+        elif kind in SEQUENCES or kind == "named":
+            made = self._sequence(node, like, path)
+        elif kind == "object":
+            cls = self._named(node["class"], path)
+            made = self._claim(like, cls)
+            made = object.__new__(cls) if made is None else made
+            self.fill(made, node["at"], node["of"], path)
+        else:
+            made = self._simple(node, kind, path) if at is None else self._rest(node, like, path)
+        if at is not None:
+            self._made[at] = made
+        return made
+
+    def fill(self, made: Any, at: int, nodes: Mapping[str, Node], path: str) -> None:
+        """Set all attributes of an object, and remove those that were not saved."""
+        self._made[at] = made
+        now, values = attributes_of(made), {}
+        for name, node in nodes.items():
+            if node != KEPT:
+                values[name] = self.value(node, now.get(name), f"{path}.{name}".lstrip("."))
+            elif name in now:
+                values[name] = now[name]
+
+        def change() -> None:
+            for name in attributes_of(made):
+                if name not in values:
+                    object.__delattr__(made, name)
+            for name, value in values.items():
+                object.__setattr__(made, name, value)
+
+        self.changes.append(change)
+
+    def _mapping(self, node: Node, like: Any, path: str) -> Any:
+        cls = MAPPINGS[node["is"]]
+        made = self._claim(like, cls)
+        if made is None and cls is defaultdict:
+            if "factory" not in node:
+                raise self.owner.refuse(path, "a defaultdict of another kind than dict or list")
+            made = defaultdict(FACTORIES[node["factory"]])
+        elif made is None:
+            made = cls()
+        self._made[node["at"]] = made
+        now, values = dict(made), {}
+        for key_node, value_node in node["of"]:
+            key = self.value(key_node, None, path)
+            values[key] = self.value(value_node, now.get(key), f"{path}/{key}")
+
+        def change() -> None:
+            made.clear()
+            made.update(values)
+
+        self.changes.append(change)
+        return made
+
+    def _sequence(self, node: Node, like: Any, path: str) -> Any:
+        kind, nodes = node["is"], node["of"]
+        now = [*like] if isinstance(like, list | tuple | deque) else []
+        now += [None] * (len(nodes) - len(now))
+        made: Any = None
+        if kind in ("list", "set"):
+            made = self._claim(like, SEQUENCES[kind])
+            made = SEQUENCES[kind]() if made is None else made
+            self._made[node["at"]] = made  # it may hold itself
+        items = [self.value(n, now[i], f"{path}/{i}") for i, n in enumerate(nodes)]
+        if kind == "list":
+            self.changes.append(lambda: made.__setitem__(slice(None), items))
+        elif kind == "set":
+            self.changes += [made.clear, lambda: made.update(items)]
+        elif kind == "named":
+            return self._named(node["class"], path)(*items)
+        else:
+            return deque(items, node["most"]) if kind == "deque" else SEQUENCES[kind](items)
+        return made
+
+    def _simple(self, node: Node, kind: str, path: str) -> Any:
+        if kind in ("param", "id", "address"):
+            param = self._param(node["name"])
+            return param if kind == "param" else id(param) if kind == "id" else param.data_ptr()
+        of = node["of"]
+        if kind == "key":
+            return tuple(self.value(part, None, path) for part in of)
+        if kind == "number":
+            return np.frombuffer(bytes.fromhex(of), node["dtype"])[0]
+        if kind == "complex":
+            return complex(*map(float, of))
+        if kind == "dtype":
+            return _dtype(of)
+        make: Callable[[Any], Any] = {"float": float, "device": torch.device, "size": torch.Size}[
+            kind
+        ]
+        return make(of)
+
+    def _rest(self, node: Node, like: Any, path: str) -> Any:
+        """Names, and what draws random numbers."""
+        kind, of = node["is"], node["of"]
+        if kind == "method":
+            return getattr(self._made[of], node["name"])
+        if kind in ("name", "enum"):
+            found = self._named(node.get("class", of), path)
+            return found if kind == "name" else found[of]
+        state = self.value(of, None, path)
+        if kind == "array":
+            return state.numpy().copy()
+        made: Any
+        if kind == "generator":
+            made = self._claim(like, torch.Generator) or torch.Generator()
+            self.changes.append(lambda: made.set_state(state.cpu()))
+        elif kind == "random":
+            made = self._claim(like, random.Random) or random.Random()
+            self.changes.append(lambda: made.setstate(state))
+        elif kind == "numpy-random":
+            made = self._claim(like, np.random.RandomState) or np.random.RandomState()
+            self.changes.append(lambda: made.set_state(state))
+        else:
+            fresh = np.random.Generator(getattr(np.random, node["bits"])())
+            made = self._claim(like, np.random.Generator) or fresh
+            self.changes.append(lambda: setattr(made.bit_generator, "state", state))
+        return made
+
+    def _claim(self, like: Any, cls: type) -> Any:
+        """What stands here now, to be filled anew; each object once, as two may become of it."""
+        if type(like) is not cls or id(like) in self._claimed:
+            return None
+        self._claimed.add(id(like))
+        return like
+
+    def _named(self, name: str, path: str) -> Any:
+        found = found_by_name(name)
+        inside = self.owner.defines(name.partition(":")[0])
+        if not inside and not (isinstance(found, type) and self.owner.may_hold(found)):
+            raise self.owner.refuse(path, f"of {name}, which its package does not define")
+        if found is None:
+            raise OptimError(
+                f"the saved state of {self.owner.called} needs {name}, which its code does not "
+                "have any more; use the version it was saved with"
+            )
+        return found
+
+    def _param(self, name: str) -> Tensor:
+        if name not in self.owner.params:
+            raise OptimError(
+                f"the saved state of {self.owner.called} has a parameter {name} that it does not "
+                "have here; use the model it was saved with"
+            )
+        return self.owner.params[name]
+
+    def _tensor(self, node: Node) -> Tensor:
+        where = node["where"]
+        device = torch.device("cpu") if node.get("cpu") else self._device
+        if "key" in where:
+            value = self._stored(where["key"]).to(device, copy=True)
+        else:
+            if "param" in where:
+                memory = self._param(where["param"]).untyped_storage()
+            else:
+                memory = self._bytes(where["bytes"], device)
+            value = torch.empty(0, dtype=_dtype(where["dtype"]), device=memory.device)
+            layout = where["offset"], where["size"], where["stride"]
+            value.set_(memory, *layout)
+        if node.get("parameter"):
+            value = nn.Parameter(value, requires_grad=False)
+        value.requires_grad_(bool(node.get("requires_grad")))
+        if "grad" in node:
+            value.grad = self.value(node["grad"], None, "")
+        return value
+
+    def _bytes(self, key: str, device: torch.device) -> torch.UntypedStorage:
+        if key not in self._memory:
+            self._memory[key] = self._stored(key).to(device, copy=True).untyped_storage()
+        return self._memory[key]
+
+    def _stored(self, key: str) -> Tensor:
+        if key not in self.tensors:
+            raise OptimError(
+                f"the saved state of {self.owner.called} lacks {key}; restore the whole file"
+            )
+        return self.tensors[key]
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

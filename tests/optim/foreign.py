@@ -1,0 +1,279 @@
+# ruff: noqa: ARG002
+"""Optimizers as somebody else would write them: good ones, and one for everything that is refused.
+
+Each is a plain torch.optim.Optimizer that knows nothing of this project.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Toy(torch.optim.Optimizer):
+    """A step along what `direction` says, for every parameter that has a gradient."""
+
+    def __init__(self, params: Any, lr: float = 0.01, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, **options})
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        assert weight.grad is not None
+        return weight.grad
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.sub_(group["lr"] * self.direction(weight, group))
+
+
+class SignMomentum(Toy):
+    def __init__(self, params: Any, lr: float = 0.01, beta: float = 0.9) -> None:
+        super().__init__(params, lr, beta=beta)
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        state = self.state[weight]
+        mean = state.setdefault("mean", torch.zeros_like(weight))
+        state["count"] = state.get("count", 0) + 1
+        mean.lerp_(weight.grad, 1 - group["beta"])
+        return torch.sign(mean)
+
+
+class Averaging(Toy):
+    """Schedules itself: trains at a point between its average and where it would go; two modes."""
+
+    def __init__(self, params: Any, lr: float = 0.05, beta: float = 0.9) -> None:
+        super().__init__(params, lr, beta=beta, k=0, total=0.0, training=False)
+
+    def _blend(self, training: bool) -> None:
+        for group in self.param_groups:
+            if group["training"] is training:
+                continue
+            group["training"] = training
+            for weight in group["params"]:
+                if "ahead" in self.state[weight]:
+                    beta = group["beta"]
+                    end = 1 - beta if training else 1 - 1 / beta
+                    weight.data.lerp_(self.state[weight]["ahead"], end)
+
+    def train(self) -> None:
+        self._blend(True)
+
+    def eval(self) -> None:
+        self._blend(False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            if not group["training"]:
+                raise RuntimeError("call train() before step()")
+            group["k"] += 1
+            group["total"] += group["lr"] ** 2
+            share = group["lr"] ** 2 / group["total"]
+            for weight in group["params"]:
+                ahead = self.state[weight].setdefault("ahead", weight.clone())
+                weight.lerp_(ahead, share)
+                weight.add_(weight.grad, alpha=group["lr"] * (group["beta"] * (1 - share) - 1))
+                ahead.sub_(weight.grad, alpha=group["lr"])
+
+
+@dataclass
+class Window:
+    """An object of the package's own, as projectors are."""
+
+    size: int
+    held: list[Tensor] = field(default_factory=list)
+
+    def mean(self, grad: Tensor) -> Tensor:
+        self.held = [*self.held, grad.clone()][-self.size :]
+        return torch.stack(self.held).mean(0)
+
+
+class Trees(Toy):
+    """State of many kinds: lists, tuples, objects, views, numbers; counters here and there."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr, calls=0)
+        self.count, self.own = 0, random.Random(5)
+        self.generator = torch.Generator().manual_seed(3)
+        self.numpy = np.random.default_rng(1)
+        self.recent: deque[float] = deque(maxlen=3)
+        self.by_id: dict[int, int] = {}
+        self.function: Callable[[Tensor], Tensor] = lambda x: x  # which nobody can save
+        self.buffer: Tensor | None = None
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        state, grad = self.state[weight], weight.grad
+        assert grad is not None
+        if not state:
+            both = torch.zeros(2, *weight.shape)
+            state |= {
+                "pair": (both[0], [both[1].t() if weight.ndim == 2 else both[1]]),
+                "window": Window(3),
+                "half": torch.zeros_like(weight, dtype=torch.bfloat16),
+                "complex": torch.zeros(2, dtype=torch.complex64),
+                "empty": torch.zeros(0),
+                "scale": np.float64(1.0),
+                "worst": float("inf"),
+                "what": "nothing yet",
+            }
+        group["calls"] += 1
+        self.count += 1
+        self.by_id[id(weight)] = self.by_id.get(id(weight), 0) + 1
+        first, [second] = state["pair"]
+        first.lerp_(grad, 0.3)
+        second.add_(1.0)
+        state["half"].add_(grad)
+        state["complex"].add_(1j * self.own.random())
+        state["scale"] *= np.float64(0.99)
+        state["worst"] = min(state["worst"], float(grad.abs().max()))
+        self.recent.append(float(grad.sum()))
+        self.buffer = torch.full((2,), float(self.count))
+        noise = torch.rand((), generator=self.generator) + self.numpy.random()
+        mean = state["window"].mean(grad) + state["half"].float() * state["complex"].imag.sum()
+        return self.function(
+            first
+            + mean * noise * state["scale"]
+            + second.reshape(weight.shape) * state["worst"] / self.by_id[id(weight)]
+            + sum(self.recent) / self.count
+        )
+
+
+# What is refused.
+
+
+class NeedsClosure(Toy):
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "give it a closure"
+
+
+class SecondBackward(Toy):
+    def step(self, closure: Any = None) -> Any:
+        weight = self.param_groups[0]["params"][0]
+        torch.autograd.grad(weight.grad.sum(), weight)
+
+
+class Drawing(Toy):
+    """By default from torch's own random numbers."""
+
+    def __init__(self, params: Any, lr: float = 0.01, source: str = "torch") -> None:
+        super().__init__(params, lr)
+        self.source = source
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        draws: dict[str, Callable[[], Any]] = {
+            "torch": lambda: torch.rand(()),
+            "numpy": np.random.random,
+            "python": random.random,
+        }
+        return super().direction(weight, group) * float(draws[self.source]())
+
+
+class TouchingOthers(Toy):
+    """Its class knows every parameter that was ever given to one of it, as registries do."""
+
+    everyone: ClassVar[list[Tensor]] = []
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.everyone.extend(w for group in self.param_groups for w in group["params"])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for weight in self.everyone:
+            weight.mul_(0.99)
+
+
+class SharedCount(Toy):
+    steps: ClassVar[list[int]] = [0]
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.steps[0] += 1
+        return super().direction(weight, group) / self.steps[0]
+
+
+class Hidden(Toy):
+    """Counts where nobody can look: in a closure."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        count = 0
+
+        def counted() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        self.counted = counted
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return super().direction(weight, group) / self.counted()
+
+
+class OwnRate(Toy):
+    """Takes its rate when it is made, where no schedule reaches it."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.rate = lr
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return super().direction(weight, group).mul(self.rate / group["lr"])
+
+
+class Decaying(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        group["lr"] *= 0.99
+        return super().direction(weight, group)
+
+
+class Setting(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        return super().direction(weight, group)
+
+
+class Failing(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        raise KeyError("momentum_buffer", weight.shape, len(group))
+
+
+class Sparse(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.state[weight]["mean"] = torch.ones(2, 2).to_sparse()
+        return super().direction(weight, group)
+
+
+class Hooking(Toy):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.register_post_accumulate_grad_hook(lambda _: None)
+
+
+class OptionsInGroups(Toy):
+    """As some have it: the class takes parameters alone."""
+
+    def __init__(self, params: Any) -> None:
+        torch.optim.Optimizer.__init__(self, params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(group["factor"] * weight.grad)
+
+
+class ListOnly(Toy):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        assert all(isinstance(weight, Tensor) for weight in params)
+        super().__init__(params, lr)

@@ -1,0 +1,346 @@
+"""Optimizers of somebody else's: in ours like our own, exact in every bit, or refused in words."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+from torch.nn import Parameter
+
+from speedrun.optim import AdamOptions, CombinedOptimizer, MuonOptions, OptimError
+from speedrun.optim.foreign import probe as trying
+from speedrun.optim.foreign.outside import Streams
+from speedrun.optim.foreign.wrap import same_bits
+from tests.optim import foreign as toys
+from tests.optim.test_combined import Net, same, tokens_at, train
+
+OURS = {
+    "hidden": MuonOptions(lr=0.02),
+    "embedding": AdamOptions(lr=0.1),
+    "head": AdamOptions(lr=0.01),
+    "scalar": AdamOptions(lr=0.04),
+}
+
+
+def own(make: Any, scheduled: bool = True, random: bool = False, **args: Any) -> dict[str, Any]:
+    flags = {"scheduled": scheduled, "random": random}
+    return {"kind": "own", "make": make, "use": f"mine.py:{make.__name__}", "args": args, **flags}
+
+
+def combined(net: Net, **roles: Any) -> CombinedOptimizer:
+    return CombinedOptimizer(net.by_role(), {**OURS, **roles})
+
+
+@pytest.fixture
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried out beforehand: what is left is what watches a run."""
+    monkeypatch.setattr("speedrun.optim.combined.probe", lambda *_: None)
+
+
+def test_is_its_parts_side_by_side() -> None:
+    net, twin = Net(), Net()
+    optimizer = combined(net, hidden=own(toys.SignMomentum, lr=0.003), scalar=own(torch.optim.SGD))
+    train(net, optimizer, range(5))
+    ours = [entry for entry in twin.by_role() if entry[2] not in ("hidden", "scalar")]
+    parts: list[torch.optim.Optimizer] = [
+        CombinedOptimizer(ours, OURS),
+        toys.SignMomentum([twin.up.weight, twin.down.weight], lr=0.003),
+        torch.optim.SGD([twin.gains]),
+    ]
+    for step in range(5):
+        twin.zero_grad()
+        twin.loss(tokens_at(step)).backward()  # type: ignore[no-untyped-call]
+        for part in parts:
+            part.step()
+    same(net, twin)
+
+
+def test_roles_that_say_the_same_share_one_with_a_group_each() -> None:
+    use = own(toys.SignMomentum)
+    optimizer = combined(Net(), hidden=use, head=use, scalar=own(toys.SignMomentum, lr=0.5))
+    assert [one.roles for one in optimizer.foreign] == [("scalar",), ("hidden", "head")]
+    alone, shared = optimizer.foreign
+    assert [len(group["params"]) for group in shared.optimizer.param_groups] == [2, 1]
+    assert [group["lr"] for group in alone.optimizer.param_groups] == [0.5]
+    assert all(
+        any(group is one for one in optimizer.param_groups)
+        for foreign in optimizer.foreign
+        for group in foreign.optimizer.param_groups
+    )
+
+
+def test_a_schedule_reaches_it_unless_it_schedules_itself() -> None:
+    net = Net()
+    optimizer = combined(
+        net,
+        hidden=own(toys.SignMomentum, lr=0.2),
+        head=own(toys.Averaging, scheduled=False, lr=0.3),
+        scalar=own(torch.optim.SGD, lr=torch.tensor(0.5), momentum=0.7),
+    )
+    optimizer.set_multiplier(0.25)
+    optimizer.set_momentum(0.85)  # our Muon's, and not what SGD calls so
+    scalar, hidden, head = (one.optimizer.param_groups[0] for one in optimizer.foreign)
+    assert hidden["lr"] == 0.2 * 0.25
+    assert (head["lr"], optimizer.foreign[2].scheduled) == (0.3, False)
+    assert isinstance(scalar["lr"], torch.Tensor)
+    assert float(scalar["lr"]) == 0.125
+    assert scalar["momentum"] == 0.7
+
+
+def test_plan_says_who_does_what_and_what_is_not_known_yet() -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toys.SignMomentum, lr=0.2))
+    assert {row.name: row for row in optimizer.plan()}["up.weight"].state_bytes is None
+    [line] = [one for one in optimizer.plan_table().splitlines() if one.startswith("up.weight")]
+    assert line.split() == ["up.weight", "hidden", "mine.py:SignMomentum", "0.2", "192", *["after", "a", "step"]]  # fmt: skip # noqa: E501
+    before = optimizer.state_bytes()
+    train(net, optimizer, range(1))
+    plan = {row.name: row for row in optimizer.plan()}
+    assert (plan["up.weight"].state_bytes, plan["up.weight"].lr) == (4 * 192, 0.2)
+    assert optimizer.state_bytes() == before + 4 * 2 * 192
+    assert sum(row.count for row in plan.values()) == sum(p.numel() for p in net.parameters())
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"hidden": own(toys.SignMomentum), "head": own(toys.SignMomentum)},
+    "trees": {"hidden": own(toys.Trees, lr=0.001), "scalar": own(toys.Trees, lr=0.001)},
+    "modes": {"hidden": own(toys.Averaging, scheduled=False), "head": own(toys.Averaging)},
+    "random": {"hidden": own(toys.Drawing, random=True), "scalar": own(toys.SignMomentum)},
+    "all": {role: own(torch.optim.AdamW, lr=0.003) for role in OURS},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("after", [0, 3])
+def test_resume_is_exact_by_flat_tensors_and_by_state_dict(
+    case: str, after: int, trusted: None
+) -> None:
+    straight, roles = Net(), CASES[case]
+    through = combined(straight, **roles)
+    train(straight, through, range(6))
+    end = through.export_state()
+
+    parted = Net()
+    first = combined(parted, **roles)
+    train(parted, first, range(after))
+    weights, flat = copy.deepcopy(parted), save(first.export_state())
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    train(parted, first, range(after, 6))
+    same(straight, parted)  # looking changes nothing
+
+    # Into one made anew, and into one that has gone on: a rewind.
+    fresh = copy.deepcopy(weights)
+    second = combined(fresh, **roles)
+    second.import_state(load(flat))
+    parted.load_state_dict(weights.state_dict())
+    first.import_state(load(flat))
+    third_net = copy.deepcopy(weights)
+    third = combined(third_net, **roles)
+    file.seek(0)
+    third.load_state_dict(torch.load(file, weights_only=True))
+    for net, optimizer in ((fresh, second), (parted, first), (third_net, third)):
+        train(net, optimizer, range(after, 6))
+        same(straight, net)
+        assert all(same_bits(tensor, end[k]) for k, tensor in optimizer.export_state().items())
+
+
+def test_state_is_by_parameter_name_with_types_strides_and_shared_memory() -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toys.Trees))
+    train(net, optimizer, range(2))
+    flat = optimizer.export_state()
+    assert flat["up.weight:half"].dtype == torch.bfloat16
+    assert flat["up.weight:half"].shape == (24, 8)
+    assert flat["up.weight:window.held/1"].shape == (24, 8)
+    assert flat["[hidden]:buffer"].tolist() == [4.0, 4.0]
+    other = Net()
+    twin = combined(other, hidden=own(toys.Trees))
+    twin.import_state(flat)
+    inner = twin.foreign[0].optimizer
+    state = inner.state[other.up.weight]
+    first, [second] = state["pair"]
+    assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
+    assert second.stride() == (1, 8)
+    assert (state["what"], state["worst"]) == ("nothing yet", state["worst"])
+    assert type(state["scale"]) is np.float64
+    assert isinstance(state["window"], toys.Window)
+    assert inner.by_id == {id(other.up.weight): 2, id(other.down.weight): 2}  # type: ignore[attr-defined]
+    assert inner.recent.maxlen == 3  # type: ignore[attr-defined]
+
+
+def test_a_look_in_eval_mode_leaves_no_trace() -> None:
+    net, twin = Net(), Net()
+    optimizer, other = (combined(n, hidden=own(toys.Averaging)) for n in (net, twin))
+    for step in range(4):
+        train(net, optimizer, range(step, step + 1))
+        train(twin, other, range(step, step + 1))
+        before = copy.deepcopy(net)
+        with optimizer.evaluating(), optimizer.evaluating():
+            assert optimizer.foreign[0].optimizer.param_groups[0]["training"] is False
+            apart = float((net.up.weight - before.up.weight).detach().abs().max())
+            assert (apart > 0) == (step > 0)
+            saved = optimizer.export_state()  # of training, also now
+        same(net, before)
+        assert same_bits(saved["[hidden]:weights/up.weight"], before.up.weight.detach())
+        assert optimizer.foreign[0].optimizer.param_groups[0]["training"] is True
+    same(net, twin)
+
+
+def test_a_state_of_others_is_refused() -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toys.SignMomentum))
+    train(net, optimizer, range(2))
+    flat, before = optimizer.export_state(), copy.deepcopy(net)
+    with pytest.raises(OptimError, match=r"nothing for mine\.py:SignMomentum \(for hidden\)"):
+        optimizer.import_state(combined(Net()).export_state())
+    with pytest.raises(OptimError, match="one of another optimizer for hidden, where this one has"):
+        combined(Net()).import_state(flat)
+    with pytest.raises(OptimError, match=r"lacks up\.weight:mean"):
+        optimizer.import_state({k: t for k, t in flat.items() if k != "up.weight:mean"})
+    few = CombinedOptimizer(
+        [("up.weight", Net().up.weight, "hidden")], {"hidden": own(toys.SignMomentum)}
+    )
+    with pytest.raises(OptimError, match=r"has a parameter down\.weight that it does not have"):
+        few.import_state(flat)
+    same(net, before)
+    assert all(same_bits(tensor, flat[k]) for k, tensor in optimizer.export_state().items())
+    with pytest.raises(OptimError, match="cannot be copied or pickled"):
+        copy.deepcopy(optimizer)
+
+
+def test_gradients_that_are_not_finite_reach_neither_ours_nor_theirs() -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toys.SignMomentum))
+    net.loss(tokens_at(0)).backward()  # type: ignore[no-untyped-call]
+    assert net.up.weight.grad is not None
+    net.up.weight.grad[0, 0] = float("nan")
+    before = copy.deepcopy(net)
+    with pytest.raises(OptimError, match=r"up\.weight holds a NaN"):
+        optimizer.step()
+    same(net, before)
+
+
+REFUSED = {
+    "NeedsClosure": r"NeedsClosure \(for hidden\) needs a closure",
+    "SecondBackward": "needs a second backward pass",
+    "Drawing": "draws random numbers of torch in a step.*set random = true",
+    "TouchingOthers": "changed a parameter of shape .* that was not given to it",
+    "SharedCount": "two of it, given the same weights and gradients, came apart in step 1",
+    "Hidden": "it goes another way after its state was saved and loaded",
+    "OwnRate": r"do not depend on the `lr`.*set scheduled = false",
+    "Decaying": "sets the learning rate itself",
+    "Setting": "calls torch.set_default_dtype in a step",
+    "Failing": r"failed in step\(\): KeyError: \('momentum_buffer', .* \(foreign\.py line",
+    "Sparse": r"cannot be saved exactly: its .*weight:mean is a sparse_coo tensor",
+    "Hooking": "hooks into the backward pass",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_before_the_first_step(name: str) -> None:
+    net = Net()
+    streams = torch.get_rng_state(), random.getstate()
+    with pytest.raises(OptimError, match=REFUSED[name]):
+        combined(net, hidden=own(getattr(toys, name)))
+    assert torch.equal(streams[0], torch.get_rng_state())
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("source", ["numpy", "python"])
+def test_no_random_numbers_of_the_run_are_drawn(source: str) -> None:
+    net = Net()
+    with pytest.raises(OptimError, match=r"numbers of (numpy\.random|random) in a step"):
+        combined(net, hidden=own(toys.Drawing, source=source))
+    before = Streams.now()
+    train(net, combined(net, hidden=own(toys.Drawing, source=source, random=True)), range(2))
+    assert not Streams.now().moved(before)
+
+
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        (own(toys.SignMomentum, momentum=0.9), "no argument momentum and reads no such option.*it takes lr, beta"),  # noqa: E501
+        (own(toys.SignMomentum, lr=0.1, beta="x"), r"cannot be made|failed in step\(\)"),
+        (own(torch.optim.Muon, lr=0.1), r"cannot be made: ValueError: Muon only supports 2D"),
+        (own(nn.Linear), "cannot be made"),
+        (own(list), "gives a list, which is no torch.optim.Optimizer"),
+        ({"kind": "own", "make": None}, "the 'make' of role 'scalar' is None"),
+        ({"kind": "own"}, "the options of role 'scalar' lack 'make'"),
+        ({"kind": "own", "make": toys.Toy, "lr": 1.0}, "have 'lr'; an optimizer of another"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_refused_with_what_it_takes(
+    role: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptimError, match=message):
+        combined(Net(), scalar=role)
+
+
+def test_options_of_groups_lists_and_names_are_given_as_the_class_wants_them() -> None:
+    net = Net()
+    optimizer = combined(
+        net, hidden=own(toys.OptionsInGroups, factor=0.5), scalar=own(toys.ListOnly, lr=0.2)
+    )
+    assert optimizer.foreign[1].optimizer.param_groups[0]["factor"] == 0.5
+    before = copy.deepcopy(net)
+    train(net, optimizer, range(1))
+    twin = copy.deepcopy(before)
+    twin.loss(tokens_at(0)).backward()  # type: ignore[no-untyped-call]
+    assert twin.up.weight.grad is not None
+    assert torch.equal(net.up.weight, before.up.weight - 0.5 * twin.up.weight.grad)
+    assert [row.lr for row in optimizer.plan() if row.role == "hidden"] == [None, None]
+    with pytest.raises(OptimError, match="no argument other and reads no such option"):
+        combined(Net(), hidden=own(toys.OptionsInGroups, factor=0.5, other=1.0))
+
+
+@pytest.mark.parametrize("name", ["TouchingOthers", "Drawing", "Setting"])
+def test_a_run_is_watched_too(name: str, trusted: None) -> None:
+    """What the trial could not see shows when it happens."""
+    net, bystander = Net(), Parameter(torch.ones(2, 2))
+    entries = [*net.by_role(), ("other", bystander, "head")]
+    optimizer = CombinedOptimizer(entries, {**OURS, "hidden": own(getattr(toys, name))})
+    toys.TouchingOthers.everyone.append(bystander)
+    net.loss(tokens_at(0)).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(OptimError, match=REFUSED[name]):
+        optimizer.step()
+
+
+def test_matrices_that_are_too_small_to_try_are_tried_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Large(toys.Toy):
+        def direction(self, weight: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+            assert weight.size(0) >= 40, "too small"
+            return super().direction(weight, group)
+
+    tried: list[tuple[int, ...]] = []
+    honest = trying._Trial.run
+
+    def watched(self: Any) -> None:
+        tried.extend(tuple(like.shape) for likes in self.likes.values() for _, like in likes)
+        honest(self)
+
+    monkeypatch.setattr(trying._Trial, "run", watched)
+    weights = [(f"w{i}", Parameter(torch.zeros(48, n)), "hidden") for i, n in enumerate((8, 8, 96))]
+    CombinedOptimizer(weights, {"hidden": own(Large)})
+    assert tried == [(24, 4), (12, 24), (48, 8), (48, 96)]
+
+
+def test_a_number_that_differs_between_ranks_is_in_the_digest() -> None:
+    digests = []
+    for value in (0.0, 0.0, 1e-30):
+        net = Net()
+        optimizer = combined(net, hidden=own(toys.SignMomentum))
+        with torch.no_grad():
+            net.up.weight[3, 3] = value
+        digests.append(optimizer.foreign[0].digest())
+    assert digests[0] == digests[1] != digests[2]
+    assert all(0 <= digest < 2**48 for digest in digests)
