@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -277,3 +278,11 @@ class ListOnly(Toy):
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         assert all(isinstance(weight, Tensor) for weight in params)
         super().__init__(params, lr)
+
+
+class ByRank(Toy):
+    """Alike wherever it is tried out, and different on every rank."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return super().direction(weight, group) * (1 + rank)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from speedrun.optim.errors import OptimError
-from speedrun.optim.foreign.outside import settings_kept
+from speedrun.optim.foreign.outside import settings_kept, without_compiler
 
 Members = Mapping[str, Sequence[tuple[str, Tensor]]]  # (name, parameter) by role
 OPTIONS = ("make", "use", "code", "args", "scheduled", "random")
@@ -113,7 +113,8 @@ def construct(use: Use, members: Members, called: str, *, recorded: bool = False
     hooks, failure = [*map(_hooks, params)], None
     for given in _ways(use, members, recorded):
         try:
-            with settings_kept():  # what holds for the whole process is not for it to set
+            # What holds for the whole process is not for it to set.
+            with settings_kept(), without_compiler():
                 made = use.make(given, **_arguments(use))
             break
         except Exception as error:
