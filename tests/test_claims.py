@@ -32,7 +32,9 @@ from speedrun.science.sequential import decide
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "CLAIMS.md"
 README = DOCS.parent / "README.md"
-RESULTS = [COMMITTED, *sorted((DOCS / "results").glob("*.json"))]
+# Tables of the ladder have a page of their own (tests/commands/test_ladder.py).
+SHOWN = (path for path in (DOCS / "results").glob("*.json") if "ladder" not in path.name)
+RESULTS = [COMMITTED, *sorted(SHOWN)]
 
 
 def side_by_side() -> list[tuple[Path, ...]]:

@@ -119,9 +119,9 @@ def file_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(kind: Literal["recipe", "track"], incomplete: str) -> list[str]:
-    from speedrun.config.files import names
+    from speedrun.config.files import built_in
 
-    return [name for name in names(kind) if name.startswith(incomplete)]
+    return [name for name in built_in(kind) if name.startswith(incomplete)]
 
 
 def override(incomplete: str) -> list[str]:

@@ -160,6 +160,52 @@ def tune(
     )  # fmt: skip
 
 
+@app.command(epilog="Example:  speedrun ladder mine.toml muon adamw --out races/mine")
+def ladder(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Recipe names or paths; default: every optimizer that `recipes` lists.",
+            autocompletion=recipe_names,
+        ),
+    ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Track name or path; rates are tuned on the first, the others see them as found.",
+            show_default="optimizer and optimizer-prose", autocompletion=track_names,
+        ),
+    ] = None,
+    tuned: Annotated[
+        int, typer.Option(help="Trials in which each entry's rates are tuned; 0: as stated.", min=0)
+    ] = 12,
+    seeds: Annotated[int, typer.Option(help="Runs of each length that counts.", min=2)] = 5,
+    first_seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
+    clock: Annotated[
+        int,
+        typer.Option(
+            help="Measure seconds and memory of rows that are there: so many runs of each, one at "
+            "a time. For a machine with nothing else to do.", min=0, show_default=False,
+        ),
+    ] = 0,
+    out: Annotated[Path, typer.Option(help="Folder; rows and finished runs stay.")] = Path(
+        "races/ladder"
+    ),
+    write: Annotated[
+        Path | None, typer.Option(help="Make no runs: write the rows of --out as a document.")
+    ] = None,
+    jobs: Jobs = None,
+) -> None:  # fmt: skip
+    """Which optimizer needs the fewest steps? Rows of the optimizer track, each for the same."""
+    refuse_overrides("speedrun ladder", recipes or [])
+    from speedrun.commands.ladder import ladder_command
+
+    ladder_command(
+        recipes=recipes or [], tracks=track or [], tuned=tuned, seeds=seeds, first_seed=first_seed,
+        clock=clock, out=out, jobs=jobs, write=write,
+    )  # fmt: skip
+
+
 @app.command("verify", epilog="Example:  speedrun verify runs/a runs/b runs/c --target 3.28")
 def verify_claim(
     runs: Annotated[

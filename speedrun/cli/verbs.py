@@ -46,6 +46,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "race": "how much sooner does each recipe reach the target?",
         "ablate": "which of a recipe's techniques help?",
         "tune": "search the best values of a recipe's keys",
+        "ladder": "which optimizer needs the fewest steps?",
         "verify": "is the mean loss of runs below a target?",
         "submit": "check runs against the rules, add them to the leaderboard",
         "leaderboard": "show the leaderboard",
@@ -120,9 +121,9 @@ def refuse_unknown_verb(group: typer.core.TyperGroup, ctx: Any, word: str) -> No
 
 
 def _is_recipe(word: str) -> bool:
-    from speedrun.config.files import names
+    from speedrun.config.files import built_in
 
-    return word in names("recipe")
+    return word in built_in("recipe")
 
 
 def start_screen() -> str:

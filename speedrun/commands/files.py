@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from speedrun.config.experiment import all_differences
-from speedrun.config.files import Kind, chain, names
+from speedrun.config.files import Kind, chain, names, optimizers
 from speedrun.config.resolve import Resolved, resolve, toml_text
 from speedrun.terminal.console import console, print_table, printable
 
 
 def list_files(kind: Kind) -> None:
+    _list(kind, kind, names(kind))
+    if kind == "recipe":
+        print()
+        _list(kind, "optimizer", optimizers())
+        console().print(
+            "optimizers: rows of `speedrun ladder`, for the track optimizer", soft_wrap=True
+        )
+
+
+def _list(kind: Kind, heading: str, which: Sequence[str]) -> None:
     rows = []
-    for name in names(kind):
+    for name in which:
         last = chain(kind, name)[-1]
         rows.append((name, last.notes.get("extends", ""), last.notes.get("why", "")))
-    print_table((kind, "extends", "why"), rows)
+    print_table((heading, "extends", "why"), rows)
 
 
 def show_file(kind: Kind, name: str) -> None:

@@ -20,13 +20,18 @@ FOLDERS: dict[Kind, Path] = {
     "recipe": Path(__file__).parent / "recipes",
     "track": Path(__file__).parent / "tracks",
 }
+# Recipes of the optimizer track: each is called by its name like the others, and listed apart.
+OPTIMIZERS = Path(__file__).parent / "optimizers"
 # What a file may say of itself beside the values it sets.
 NOTES: dict[str, tuple[type, ...]] = {
     "extends": (str,),
     "why": (str,),
     "published_minutes": (float, int),
     "scale": (dict,),
+    "fixed": (list,),
+    "free": (list,),
 }
+TRACKS_NOTES = ("scale", "fixed", "free")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,16 @@ class Layer:
 
 def names(kind: Kind) -> list[str]:
     return sorted(path.stem for path in FOLDERS[kind].glob("*.toml"))
+
+
+def optimizers() -> list[str]:
+    """Recipes that differ in their optimizer alone, written for the track of that name."""
+    return sorted(path.stem for path in OPTIMIZERS.glob("*.toml"))
+
+
+def built_in(kind: Kind) -> list[str]:
+    """Every name that needs no path."""
+    return [*names(kind), *(optimizers() if kind == "recipe" else ())]
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -80,15 +95,16 @@ def _locate(kind: Kind, name: str, folder: Path | None) -> Path:
             there = f"nearest: {quoted(str(Path(name).parent / near[0]))}; " if near else ""
             raise ConfigError(
                 f"{kind} file {quoted(name)} does not exist; {there}name one of "
-                f"{', '.join(names(kind))} or a path to a .toml file"
+                f"{', '.join(built_in(kind))} or a path to a .toml file"
             )
         return path
-    if name in names(kind):
-        return FOLDERS[kind] / f"{name}.toml"
-    near = get_close_matches(name, [*names(kind), *_files_in(folder or Path())], n=1, cutoff=0.0)
+    if name in built_in(kind):
+        inside = FOLDERS[kind] if name in names(kind) else OPTIMIZERS
+        return inside / f"{name}.toml"
+    near = get_close_matches(name, [*built_in(kind), *_files_in(folder or Path())], n=1, cutoff=0.0)
     raise ConfigError(
         f"{kind} {quoted(name)} is not known; nearest: {quoted(near[0])} (known: "
-        f"{', '.join(names(kind))}; "
+        f"{', '.join(built_in(kind))}; "
         "a path to a .toml file works too)"
     )
 
@@ -112,12 +128,15 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
         ) from None
     notes = {key: table.pop(key) for key in NOTES if key in table}
     for key, value in notes.items():
-        if not isinstance(value, NOTES[key]) or (key == "scale" and kind == "recipe"):
+        of_names = not isinstance(value, list) or all(isinstance(one, str) for one in value)
+        misplaced = key in TRACKS_NOTES and kind == "recipe"
+        if not isinstance(value, NOTES[key]) or misplaced or not of_names:
             raise ConfigError(
                 f"{key} = {quoted(value)} cannot be used in {kind} {path.name!r}: "
-                "extends and why are texts, published_minutes a number, scale a track's table"
+                "extends and why are texts, published_minutes a number, scale a track's table, "
+                "fixed and free a track's lists of keys"
             )
-    shown = path.stem if path.parent == FOLDERS[kind] else name
+    shown = path.stem if path.parent in (FOLDERS[kind], OPTIMIZERS) else name
     return Layer(kind, shown, notes, dict(flatten(table)), path.parent), path
 
 

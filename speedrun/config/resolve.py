@@ -27,13 +27,16 @@ from pydantic.fields import FieldInfo
 from speedrun.config.code import WORKED_OUT, code_tables, found
 from speedrun.config.experiment import all_differences, all_values
 from speedrun.config.fields import Technique
-from speedrun.config.files import Kind, chain, flatten, is_path, names, read_toml
+from speedrun.config.files import Kind, built_in, chain, flatten, is_path, read_toml
+from speedrun.config.fixed import of_layers
 from speedrun.config.scaling import read_scaling
 from speedrun.config.schema import MOVED, Config
 from speedrun.errors import ConfigError, quoted
 
 WINDOWS = ("attention.window_start", "attention.window_end", "validation.window")
 TEXT = ("data.dir", "data.sources", "data.tokenizer")  # the keys that say what is trained on
+# What race, ablate and tune set for runs of theirs, though a track fixes it: `key:=value`.
+COMMANDS_OWN = ("validation.rows", "train.target")
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(
             f"override {quoted(text)} must have the form key=value, for example model.layers=6"
         )
+    if (own := key.removesuffix(":")) in COMMANDS_OWN:
+        key = own
     try:
         read = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):  # no TOML, too many digits, or brackets without end
@@ -297,12 +302,17 @@ def resolve(
     """One config. `options` are dotted keys set by named command-line options."""
     stack = _Stack({}, {})
     chains: dict[Kind, str | None] = {"recipe": recipe, "track": track}
+    fixed, plain = None, {}
     for kind, name in chains.items():
         if name is not None:
-            for layer in chain(kind, name):
+            layers = chain(kind, name)
+            if kind == "track" and recipe is not None and (fixed := of_layers(layers)):
+                plain = all_values(resolve(None, name).config)
+                fixed.refuse_changes(plain, stack.values, stack.origin)
+            for layer in layers:
                 for key, written in layer.notes.get("scale", {}).items():
                     stack.scale(key, written, layer.origin)
-                users_own = layer.name not in names(kind)
+                users_own = layer.name not in built_in(kind)
                 stack.lay(
                     layer.values.items(), layer.origin, users_own=users_own, folder=layer.folder
                 )
@@ -312,6 +322,9 @@ def resolve(
     notes = stack.shorten_windows()
     stack.loosen_tokenizer()
     config = _validate(stack.values, stack.origin)
+    if fixed:
+        commands = {word.partition(":=")[0] for word in overrides} & {*COMMANDS_OWN}
+        fixed.refuse_changes(plain, all_values(config), stack.origin, commands)
     return Resolved(config, stack.origin, stack.for_other_text(), stack.usual_text, notes)
 
 

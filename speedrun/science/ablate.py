@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from speedrun.config.fixed import Fixed, of_track
 from speedrun.config.resolve import (
     describe,
     is_argument,
@@ -49,14 +50,18 @@ METRICS = ("val_loss", "tokens_to_target", "seconds_to_target")
 MARGIN = 0.01  # nats
 
 
-def changes(config: Config, switches: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def changes(
+    config: Config, switches: Sequence[str], fixed: Fixed | None = None
+) -> dict[str, tuple[str, ...]]:
     """What is compared with the recipe, as overrides by name: each technique off, or `switches`.
 
-    A switch is KEY=VALUE or the name of a technique that the recipe has.
+    A switch is KEY=VALUE or the name of a technique that the recipe has. Without any, techniques
+    that the track fixes are left as they are.
     """
     off = {
         name: tuple(f"{key}={toml_text(value)}" for key, value in settings.items())
         for name, settings in techniques(config).items()
+        if switches or not (fixed and any(map(fixed.holds, settings)))
     }
     if not switches:
         return off
@@ -105,7 +110,7 @@ def ablate(
     own = ("train.seed", "machine.jobs")
     refuse_own_keys(overrides, own)
     base = resolve(recipe, track, overrides).config
-    name, compared = base.recipe, changes(base, switches)
+    name, compared = base.recipe, changes(base, switches, of_track(track))
     refuse_own_keys([word for settings in compared.values() for word in settings], own)
     if not compared:
         raise ConfigError(f"{name} has no technique that can be switched off; name one by --switch")

@@ -8,7 +8,7 @@ the seeds that reached it would flatter a recipe whose slow seeds did not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
@@ -115,6 +115,24 @@ def _row(runs: Sequence[Entry], first: Sequence[Entry], metric: str) -> Row:
         row, ratio=ratio.ratio, ratio_low=ratio.low, ratio_high=ratio.high,
         ratio_method="paired" if paired else "Welch",
     )  # fmt: skip
+
+
+def shares_within(
+    names: Sequence[str], tables: Sequence[Mapping[str, float]]
+) -> dict[str, list[tuple[float, float]]]:
+    """Performance profiles: the share of tables on which each is within a factor of the best.
+
+    Points (factor, share), one for each table in which it has a figure.
+    """
+    factors: dict[str, list[float]] = {name: [] for name in names}
+    for table in tables:
+        best = min(table.values(), default=0.0)
+        for name, figure in table.items():
+            factors[name].append(figure / best)
+    return {
+        name: [(factor, (rank + 1) / len(tables)) for rank, factor in enumerate(sorted(found))]
+        for name, found in factors.items()
+    }
 
 
 def cell_width(runs: Sequence[Entry], metric: str) -> float:

@@ -39,10 +39,11 @@ class Search:
     target: float
     guess: int = 0
     both: bool = False  # look at two neighbours at once, where a guess is good
+    grid: float = GRID
     runs: dict[int, Entry] = field(default_factory=dict)
 
     def steps(self, place: int) -> int:
-        return max(1, round(self.own_steps * GRID**place))
+        return max(1, round(self.own_steps * self.grid**place))
 
     def loss(self, place: int) -> float:
         found = self.runs[place].val_loss
@@ -107,7 +108,7 @@ class Search:
             slope = min((self.loss(last) - self.loss(first)) / steps, USUAL_SLOPE / 5)
         reached = [place for place in self.runs if self.loss(place) <= self.target]
         edge = min(reached) if reached else last
-        away = (self.target - self.loss(edge)) / slope / math.log(GRID)
+        away = (self.target - self.loss(edge)) / slope / math.log(self.grid)
         outward = -1 if reached else 1
         far = min(FARTHEST, abs(round(away))) if math.isfinite(away) else 1
         place = edge + outward * max(1, far)
@@ -156,13 +157,13 @@ def finish(
     """
     first: dict[str, Job] = {job.label: job for job in plan_jobs(variants, track, [0])}
     searches = {(label, 0): _search(job, target, budget) for label, job in first.items()}
-    _run(runs, share, variants, track, searches, say)
+    run_searches(runs, share, variants, track, searches, say)
     later = {}
     for label, job in first.items():
         found = searches[label, 0].done
         for seed in range(1, seeds):
             later[label, seed] = _search(job, target, budget, found[0] if found else None)
-    _run(runs, share, variants, track, later, say)
+    run_searches(runs, share, variants, track, later, say)
     entries, notes = [], []
     for (label, seed), search in (searches | later).items():
         result = search.result(first[label].config.batch.tokens)
@@ -182,7 +183,7 @@ def _search(job: Job, target: float, budget: int | None, guess: int | None = Non
     return found
 
 
-def _run(
+def run_searches(
     runs: RunSet,
     share: Share,
     variants: Mapping[str, tuple[str, Sequence[str]]],
@@ -190,15 +191,26 @@ def _run(
     searches: Mapping[tuple[str, int], Search],
     say: Callable[[str], None],
 ) -> None:
-    while True:
-        asked = [(key, place) for key, search in searches.items() for place in search.wanted()]
-        if not asked:
-            return
-        jobs = []
-        for (label, seed), place in asked:
-            recipe, words = variants[label]
-            steps = searches[label, seed].steps(place)
-            changed = {label: (recipe, (*words, f"train.steps={steps}"))}
-            jobs += [share.of(job) for job in plan_jobs(changed, track, [seed])]
-        for (key, place), entry in zip(asked, runs.run_all(jobs, say), strict=True):
-            searches[key].runs[place] = entry
+    """To their ends, all side by side."""
+    while asked := [(key, place) for key, search in searches.items() for place in search.wanted()]:
+        run_places(runs, share, variants, track, searches, asked, say)
+
+
+def run_places(
+    runs: RunSet,
+    share: Share,
+    variants: Mapping[str, tuple[str, Sequence[str]]],
+    track: str,
+    searches: Mapping[tuple[str, int], Search],
+    asked: Sequence[tuple[tuple[str, int], int]],
+    say: Callable[[str], None],
+) -> None:
+    """Run some places of some searches, which then know of it."""
+    jobs = []
+    for (label, seed), place in asked:
+        recipe, words = variants[label]
+        steps = searches[label, seed].steps(place)
+        changed = {label: (recipe, (*words, f"train.steps={steps}"))}
+        jobs += [share.of(job) for job in plan_jobs(changed, track, [seed])]
+    for (key, place), entry in zip(asked, runs.run_all(jobs, say), strict=True):
+        searches[key].runs[place] = entry

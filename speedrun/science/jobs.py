@@ -32,7 +32,7 @@ from speedrun.train.run import RunFolder
 from speedrun.train.summary import Environment, Summary
 
 # Of runs that are judged by their last loss: all steps, and no validations to see a target crossed.
-LAST_LOSS = ("train.stop=steps", "train.target=0.0")
+LAST_LOSS = ("train.stop=steps", "train.target:=0.0")
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
 TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)  # asked to stop: able to save, not yet able
 
@@ -76,7 +76,7 @@ def refuse_own_keys(words: Sequence[str], keys: Sequence[str]) -> None:
     """Keys that the race, ablation or tuning sets itself."""
     for word in words:
         key, _ = parse_override(word)
-        if key in keys:
+        if key in keys or word.startswith(f"{key}:="):
             raise ConfigError(
                 f"{quoted(word)} cannot be used here: the command sets {key} itself; leave it out"
             )

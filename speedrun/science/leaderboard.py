@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from speedrun.config.experiment import CODE_AND_DATA, PLACE, SEED, all_differences, experiment_hash
-from speedrun.config.files import names
+from speedrun.config.files import built_in, names
 from speedrun.config.own_code import own_code, with_code
 from speedrun.config.resolve import override_words, resolve
 from speedrun.config.schema import Config
@@ -193,7 +193,7 @@ def _unchecked(runs: Sequence[Records]) -> str:
 
 def _changes(config: Config) -> tuple[str, ...] | None:
     """What its config has that the recipe of its name has not; None for a recipe of one's own."""
-    if config.recipe not in names("recipe") or config.track not in names("track"):
+    if config.recipe not in built_in("recipe") or config.track not in names("track"):
         return None
     try:
         own = resolve(config.recipe, config.track).config

@@ -21,7 +21,7 @@ from pathlib import Path
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.adding import TOKENS, Adding
-from speedrun.science.compare import TIMES, Entry
+from speedrun.science.compare import TIMES, Entry, shares_within
 from speedrun.science.finish import SHORTEST, finish
 from speedrun.science.jobs import (
     LAST_LOSS,
@@ -90,7 +90,7 @@ def race(
     target = _common_target(recipes, track, overrides)
     if not target:
         target = _found_target(recipes[0], track, overrides, budget, out, say)
-        overrides = (*overrides, f"train.target={target}")
+        overrides = (*overrides, f"train.target:={target}")
     variants = _variants(recipes, track, overrides, budget, finished)
     jobs = plan_jobs(variants, track, range(2 if until else seeds))
     fingerprint = common_dataset(jobs)
@@ -295,18 +295,12 @@ def profile(
     it is within no factor.
     """
     recipes = [*dict.fromkeys(recipe for one in races for recipe in one.order)]
-    factors: dict[str, list[float]] = {recipe: [] for recipe in recipes}
-    for one in races:
-        means = {
-            recipe: rows[metric].mean
+    tables = [
+        {
+            recipe: rows[metric].mean or 0.0
             for recipe, rows in one.statistics().items()
             if metric in rows and rows[metric].mean
         }
-        best = min((mean for mean in means.values() if mean), default=None)
-        for recipe, mean in means.items():
-            if mean and best:
-                factors[recipe].append(mean / best)
-    return {
-        recipe: [(factor, (rank + 1) / len(races)) for rank, factor in enumerate(sorted(found))]
-        for recipe, found in factors.items()
-    }
+        for one in races
+    ]
+    return shares_within(recipes, tables)

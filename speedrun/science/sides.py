@@ -27,7 +27,7 @@ from speedrun.config.experiment import (
     experiment,
     experiment_hash,
 )
-from speedrun.config.files import names
+from speedrun.config.files import built_in, names
 from speedrun.config.resolve import override_words, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted, shortened
@@ -141,7 +141,7 @@ def _no_run(path: Path) -> str:
     if path.exists():
         return f"{shortened(path)} is a file; name run folders, which `speedrun runs` lists"
     hint = "`speedrun runs` lists those there are"
-    if str(path) in names("recipe"):
+    if str(path) in built_in("recipe"):
         hint = f"it is a recipe: `speedrun recipes diff {path} OTHER` compares recipes"
     elif str(path) in names("track"):
         hint = f"it is a track: `speedrun tracks diff {path} OTHER` compares tracks"

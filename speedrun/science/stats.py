@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 
 from scipy.special import nctdtr, ndtri, stdtr, stdtrit
@@ -195,6 +196,40 @@ def paired_difference(
     sampled, known = found.std**2 / found.n, _cell_variance(width, found.mean)
     p = 2 * _tail(abs(found.mean), found.n - 1, sampled, known)
     return PairedDifference(**vars(found), p=min(1.0, p))
+
+
+def all_differences(
+    values: Mapping[str, Sequence[float]], widths: Mapping[str, float]
+) -> dict[tuple[str, str], PairedDifference]:
+    """first - second for all pairs of several treatments, each tried on the same seeds in order.
+
+    What differs between seeds falls out, as in `paired_difference`; what is left of the spread is
+    pooled over all treatments, with (treatments - 1)(seeds - 1) degrees of freedom: the usual
+    analysis of blocks. With two treatments it is `paired_difference`. `widths` are those of the
+    cells that the values of each treatment lie in.
+    """
+    means = {name: fmean(own) for name, own in values.items()}
+    seeds = [fmean(column) for column in zip(*values.values(), strict=True)]
+    n, total = len(seeds), fmean(means.values())
+    rest = [
+        (value - means[name] - seed + total) ** 2
+        for name, own in values.items()
+        for value, seed in zip(own, seeds, strict=True)
+    ]
+    df = (len(values) - 1) * (n - 1)
+    found = {}
+    for first, second in combinations(values, 2):
+        centre = means[first] - means[second]
+        if not df:
+            found[first, second] = PairedDifference(n, centre, None, None, None, None)
+            continue
+        sampled = 2 * math.fsum(rest) / df / n
+        known = sum(_cell_variance(widths[name], *values[name]) for name in (first, second))
+        half = _half((1 - CONFIDENCE) / 2, df, sampled, known)
+        p = min(1.0, 2 * _tail(abs(centre), df, sampled, known))
+        spread = math.sqrt(sampled * n)
+        found[first, second] = PairedDifference(n, centre, spread, centre - half, centre + half, p)
+    return found
 
 
 def equality(differences: Sequence[float], margin: float) -> float | None:

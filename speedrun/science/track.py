@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from speedrun.config.experiment import experiment
 from speedrun.config.files import names
+from speedrun.config.fixed import of_track
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.data.build import build_dataset
@@ -49,9 +50,11 @@ def setting_broken(run: Records) -> Broken | None:
     if run.config.track not in names("track"):
         return None
     own, found = experiment(resolve(None, run.config.track).config), experiment(run.config)
+    fixed = of_track(run.config.track)
     for key in {**own, **found}:
         value = own.get(key)
         held = key.partition(".")[0] in TRACKS_OWN and key not in RECIPES_OWN
+        held = held or (fixed is not None and fixed.holds(key))
         if (held or key == TARGET) and found.get(key) != value:
             return Broken("the track's own", f"{key} is {found.get(key)!r}, not {value!r}")
     return None

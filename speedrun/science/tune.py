@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import tomli_w
 
 from speedrun.config.experiment import all_values
+from speedrun.config.optimizer import OwnOptions, Role
 from speedrun.config.resolve import nest, recipe_value
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
@@ -41,6 +42,7 @@ from speedrun.science.searchable import as_overrides, refuse_ranges, usable_valu
 from speedrun.science.share import ONE_A_CORE, Share, share_machine
 from speedrun.science.space import Budget, Range, Values, box_size, point, round_of
 
+RATES: Mapping[Role, int] = {"hidden": 6, "head": 4}  # roles, and how far each way their rates go
 FIRST_SEED = 1000  # a race counts its seeds from 0
 OTHER_ROWS = {SPREAD: BETWEEN, BETWEEN: SPREAD, FIRST: LAST, LAST: FIRST}
 FRUITLESS = 1000  # points in a row that were all tried before: there are no others
@@ -51,13 +53,28 @@ Point = tuple[int, Values]  # with the number of its trial
 
 def default_ranges(config: Config) -> list[Range]:
     """What a fair tuning of any recipe searches: the rate of the hidden matrices and the head's."""
-    hidden = config.optimizer.table("hidden")
     found = []
-    for key, factor in ((f"optimizer.{hidden}.lr", 6), ("optimizer.head.lr", 4)):
+    for role, factor in RATES.items():
+        key = rate_key(config, role)
         value = all_values(config)[key]
         low, high = (float(f"{end:.4g}") for end in (value / factor, value * factor))
         found.append(Range(key=key, low=low, high=high, log=True))
     return found
+
+
+def rate_key(config: Config, role: Role) -> str:
+    """The key of a role's learning rate; an optimizer of one's own has it among its arguments."""
+    table = f"optimizer.{config.optimizer.table(role)}"
+    options = config.optimizer.of(role)
+    if not isinstance(options, OwnOptions) or not config.optimizer.is_own(role):
+        return f"{table}.lr"
+    rate = options.args.get("lr")
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or rate <= 0:
+        raise ConfigError(
+            f"the learning rate of {options.use} is not known, so it cannot be tuned: state it, "
+            f"{table}.args.lr = 0.001, say, or name what is searched (--over of `speedrun tune`)"
+        )
+    return f"{table}.args.lr"
 
 
 def tune(
@@ -85,7 +102,7 @@ def tune(
     rows = rows_to_tune_on(base)
     own = {one.key: all_values(base)[one.key] for one in over}
     runs = _Runs(
-        recipe, track, (*overrides, f"validation.rows={rows}", *LAST_LOSS), base.recipe,
+        recipe, track, (*overrides, f"validation.rows:={rows}", *LAST_LOSS), base.recipe,
         range(FIRST_SEED, FIRST_SEED + seeds), out, say,
     )  # fmt: skip
     found = Tuning(

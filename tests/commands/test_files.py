@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from speedrun.commands.files import diff_files, list_files, show_file, show_history
-from speedrun.config.files import names
+from speedrun.config.files import built_in
 
 
 def test_every_recipe_and_track_is_listed_with_its_reason(
@@ -15,8 +15,9 @@ def test_every_recipe_and_track_is_listed_with_its_reason(
 ) -> None:
     for kind in ("recipe", "track"):
         list_files(kind)
-        listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
-        assert [name for name in names(kind) if name not in listed] == []
+        lines = filter(None, capsys.readouterr().out.splitlines()[1:])
+        listed = [line.split()[0] for line in lines]
+        assert [name for name in built_in(kind) if name not in listed] == []
 
 
 def test_show_names_the_file_that_set_each_value(capsys: pytest.CaptureFixture[str]) -> None:

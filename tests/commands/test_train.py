@@ -16,6 +16,7 @@ from speedrun.cli import app
 from speedrun.commands.runs import runs_command
 from speedrun.commands.train import print_result, train_command
 from speedrun.config.files import names
+from speedrun.config.fixed import of_track
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError, DataError, RunError
 from speedrun.terminal.program import command, override
@@ -304,13 +305,17 @@ def test_a_dry_run_needs_no_dataset(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPEEDRUN_HOME", str(tmp_path / "home"))
     sizes = {"small": 50_257, "nano": 2_048, "prose": 2_048}
-    train_command(request(recipe="best", track=track, dry_run=True))
+    recipe = "modern" if of_track(track) else "best"
+    train_command(request(recipe=recipe, track=track, dry_run=True))
     said = capsys.readouterr().out
     assert f"vocabulary:            {sizes.get(track, 1_024):,}\n" in said
     assert ("data download fineweb10B --out data/fineweb10B" in said) == (track == "small")
     assert not [*tmp_path.iterdir()]  # nothing was built
-    with pytest.raises(DataError, match="there is no dataset folder mine"):
-        train_command(request(track=track, dry_run=True, overrides=["data.dir=mine"]))
+    wrong = (ConfigError, "fixes data.dir") if of_track(track) else (DataError, "no dataset folder")
+    with pytest.raises(wrong[0], match=wrong[1]):
+        train_command(
+            request(recipe=recipe, track=track, dry_run=True, overrides=["data.dir=mine"])
+        )
 
 
 def test_a_dry_run_shows_what_fits_a_dataset(

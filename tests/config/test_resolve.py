@@ -7,7 +7,8 @@ import pytest
 
 from speedrun.config.experiment import all_differences
 from speedrun.config.fields import Technique
-from speedrun.config.files import Kind, chain, names
+from speedrun.config.files import Kind, chain, names, optimizers
+from speedrun.config.fixed import of_track
 from speedrun.config.resolve import describe, from_toml, resolve, schema_fields, techniques, to_toml
 from speedrun.config.schema import MOVED
 from speedrun.errors import ConfigError
@@ -119,8 +120,8 @@ def test_every_shipped_file_resolves_and_says_why() -> None:
     for kind in get_args(Kind):
         for name in names(kind):
             assert chain(kind, name)[-1].notes["why"]
-    for recipe in names("recipe"):
-        for track in names("track"):
+    for track in names("track"):
+        for recipe in [*optimizers(), *(() if of_track(track) else names("recipe"))]:
             resolve(recipe, track)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from speedrun.config.files import names
+from speedrun.config.fixed import of_track
 from speedrun.config.resolve import Resolved, resolve
 from speedrun.data.build import build_dataset
 from speedrun.data.dataset import Dataset
@@ -67,7 +68,8 @@ def test_a_large_text_changes_nothing_but_the_target() -> None:
 
 @pytest.mark.parametrize("track", names("track"))
 def test_nothing_is_fitted_to_the_tracks_own_text(track: str) -> None:
-    resolved = resolve("best", track, ["train.steps=5", "batch.tokens=65536"])
+    words = ["train.steps=5"] if of_track(track) else ["train.steps=5", "batch.tokens=65536"]
+    resolved = resolve("modern" if of_track(track) else "best", track, words)
     assert fit_to_dataset(resolved) == Fitted(resolved)  # and no dataset is looked for
 
 

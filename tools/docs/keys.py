@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from speedrun.config.fields import Section, Technique
-from speedrun.config.files import Kind, chain, names
+from speedrun.config.files import Kind, built_in, chain
 from speedrun.config.resolve import toml_text
 from speedrun.config.schema import Config
 from tools.docs.markdown import code, table
@@ -104,7 +104,7 @@ def _bound(note: Any) -> str:
 def setters(kind: Kind) -> dict[str, list[tuple[str, Any]]]:
     """By key: which files set it themselves, and to what."""
     found: dict[str, list[tuple[str, Any]]] = {}
-    for name in names(kind):
+    for name in built_in(kind):
         for key, value in chain(kind, name)[-1].values.items():
             found.setdefault(key, []).append((name, value))
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from speedrun.config.code import WORKED_OUT
 from speedrun.config.experiment import all_differences
-from speedrun.config.files import Kind, Layer, chain, names
-from speedrun.config.resolve import resolve, toml_text
+from speedrun.config.files import Kind, Layer, chain, names, optimizers
+from speedrun.config.resolve import is_argument, resolve, toml_text
 from speedrun.config.scaling import Scaling, read_scaling
 from speedrun.config.schema import Config
 from tools.docs.markdown import code, table
@@ -20,17 +23,22 @@ A track says what is raced: the text, the size of the model, the target. Each is
 changes in the one it extends, one without a parent as what it changes in the defaults of the
 schema, and how it reads what a [recipe](recipes.md) states.""",
 }
+OPTIMIZERS = """\
+Those that follow differ in the optimizer of the hidden matrices alone. They are the rows of
+[the optimizer track](../OPTIMIZERS.md), for whose model and batch their rates are written."""
 
 
 def page(kind: Kind) -> str:
     """The page of the reference."""
-    entries = [_entry(kind, name) for name in in_order(kind)]
+    entries = [_entry(kind, name) for name in in_order(kind, names(kind))]
+    if kind == "recipe":
+        entries += [OPTIMIZERS, *(_entry(kind, name) for name in in_order(kind, optimizers()))]
     return "\n\n".join([f"# {kind.title()}s", ABOUT[kind], *entries]) + "\n"
 
 
-def in_order(kind: Kind) -> list[str]:
-    """Every name, each after the one it extends and before what has nothing to do with it."""
-    return sorted(names(kind), key=lambda name: [layer.name for layer in chain(kind, name)])
+def in_order(kind: Kind, which: Sequence[str]) -> list[str]:
+    """Names, each after the one it extends and before what has nothing to do with it."""
+    return sorted(which, key=lambda name: [layer.name for layer in chain(kind, name)])
 
 
 def _entry(kind: Kind, name: str) -> str:
@@ -52,12 +60,18 @@ def _changes(kind: Kind, layer: Layer) -> str:
     parent = layer.notes.get("extends")
     before = _alone(kind, parent) if parent else Config()
     rows = [
-        (f"[{code(key)}](keys.md#{key})", code(toml_text(one)), code(toml_text(other)))
+        (f"[{code(key)}](keys.md#{_entry_of(key)})", code(toml_text(one)), code(toml_text(other)))
         for key, one, other in all_differences(before, _alone(kind, layer.name))
+        if key.rpartition(".")[2] not in WORKED_OUT
     ]
     if not rows:
         return "It changes no value."
     return table(("key", parent or "default", layer.name), rows)
+
+
+def _entry_of(key: str) -> str:
+    """Where a key is explained: arguments of named code are, all of them, where `args` is."""
+    return key.rpartition(".")[0] if is_argument(key) else key
 
 
 def _alone(kind: Kind, name: str) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from speedrun.cli import app
-from speedrun.config.files import names
+from speedrun.config.files import built_in, names
 from tools.docs import keys, recipes, verbs
 
 VERBS, KEYS, RECIPES, TRACKS = (
@@ -31,6 +31,6 @@ def explained() -> dict[str, str]:
         **{verb.name: f"{VERBS}#{verb.anchor}" for verb in verbs.verbs(app)},
         **{key: f"{KEYS}#{key}" for part in keys.parts() for key in part.keys},
         **{part.path: f"{KEYS}#{part.path}" for part in keys.parts() if "." in part.path},
-        **{name: f"{RECIPES}#{name}" for name in names("recipe")},
+        **{name: f"{RECIPES}#{name}" for name in built_in("recipe")},
         **{name: f"{TRACKS}#{name}" for name in names("track")},
     }

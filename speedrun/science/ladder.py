@@ -1,0 +1,151 @@
+"""`speedrun ladder`: which optimizer needs the fewest steps? A table of which any row stands alone.
+
+A row is one entry. Its two rates are searched on the first track, in the same number of trials of
+the same length for all (`tune.py`). Then the shortest runs that end below the target are looked for
+on every track (`climb.py`); on the further ones nothing was tuned, so they tell what was fitted to
+the first.
+
+Every row is written as soon as it is there, into a file for each track (`rungs.py`). The spread
+between seeds is that of all rows, so a new one may ask for another length of an old one; a last
+round sees to those of this command. Seconds are measured apart (`clock`), one run at a time, taking
+turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from speedrun.config.code import EXTRA, package_hash
+from speedrun.config.fixed import of_track
+from speedrun.config.schema import Config
+from speedrun.errors import ConfigError
+from speedrun.science.climb import Say, Table, packages_of
+from speedrun.science.finish import USUAL_SLOPE
+from speedrun.science.jobs import config_of
+from speedrun.science.race import TARGET_SEED
+from speedrun.science.results import Tuning
+from speedrun.science.rungs import GRID, Ladder, Tuned
+from speedrun.science.space import Budget
+from speedrun.science.tune import default_ranges, tune
+
+FARTHEST_GUESS = 20  # places that a guess leads away from the track's own length
+
+Named = Mapping[str, tuple[str, Config]]  # entries: how each is called, its config on one track
+
+
+def ladder(
+    *,
+    recipes: Sequence[str],
+    tracks: Sequence[str],
+    tuned: Budget | None,
+    seeds: int,
+    first_seed: int,
+    out: Path,
+    say: Say,
+    clock: int = 0,
+    jobs_at_once: int | None = None,
+) -> list[Ladder]:
+    """Make what is missing of these rows and write a file for each track; returns what is there."""
+    if seeds < 2:
+        raise ConfigError(f"--seeds {seeds} cannot be used: the rule needs a spread, so 2 at least")
+    if first_seed + max(seeds, clock) > TARGET_SEED:
+        raise ConfigError(
+            f"--first-seed {first_seed} cannot be used: seeds from {TARGET_SEED} on are for tuning"
+        )
+    entries = _read(recipes, tracks)
+    refuse_missing(entries)
+    numbers = range(first_seed, first_seed + seeds)
+    tables = [Table(track, numbers, out, jobs_at_once, say) for track in tracks]
+    if clock:
+        files = {name: _file(name, recipe, out) for name, (recipe, _) in entries.items()}
+        for table in tables:
+            table.measure(files, clock)
+        return [table.found for table in tables]
+    files = {}
+    for name, (recipe, config) in entries.items():
+        found = None
+        if tuned:
+            over = default_ranges(config)
+            say(f"tuning {name} on {tracks[0]} with {tuned} over {', '.join(map(str, over))}")
+            found = tune(recipe=recipe, track=tracks[0], over=over, budget=tuned,
+                         out=out / "tuning" / name, say=say, jobs_at_once=jobs_at_once)  # fmt: skip
+        files[name] = str(out / "tuning" / name / found.file) if found else recipe
+        guess = _guess(found, config.train.target)
+        for table in tables:
+            guess = table.add(name, recipe, files[name], _summary(found), guess)
+    for name, file in files.items():
+        for table in tables:
+            table.settle(name, file)
+    return [table.found for table in tables]
+
+
+def _read(recipes: Sequence[str], tracks: Sequence[str]) -> dict[str, tuple[str, Config]]:
+    """By name. What the last would be refused for is refused before the first takes its time."""
+    for track in tracks:
+        if of_track(track) is None:
+            raise ConfigError(
+                f"track {track!r} fixes nothing, so steps on it would not compare optimizers: name "
+                "one that does (optimizer, optimizer-prose), or write one that extends it"
+            )
+    found: dict[str, tuple[str, Config]] = {}
+    for recipe in recipes:
+        configs = [config_of(recipe, track, ()) for track in tracks]
+        for config in configs:
+            if not config.train.target:
+                raise ConfigError(f"track {config.track} has no target: set train.target in it")
+        name = configs[0].recipe
+        if name in found:
+            raise ConfigError(f"two entries are called {name!r}; rename one")
+        found[name] = recipe, configs[0]
+    return found
+
+
+def refuse_missing(entries: Named) -> None:
+    """Packages that are not here, all of them at once, and what can be run without."""
+    missing = {
+        name: lacking
+        for name, (_, config) in entries.items()
+        if (lacking := [one for one in packages_of(config) if package_hash(one) is None])
+    }
+    if not missing:
+        return
+    packages = sorted({package for lacking in missing.values() for package in lacking})
+    install = sorted({f"'speedrun[{EXTRA[one]}]'" if one in EXTRA else one for one in packages})
+    rest = [name for name in entries if name not in missing]
+    without = f", or go on without: speedrun ladder {' '.join(rest)}" if rest else ""
+    raise ConfigError(
+        f"{', '.join(missing)} cannot be run without {', '.join(packages)}: pip install "
+        f"{' '.join(install)}{without}"
+    )
+
+
+def _file(name: str, recipe: str, out: Path) -> str:
+    """The recipe with the values that were found for it, where they were searched."""
+    found = out / "tuning" / name / f"{name}-tuned.toml"
+    return str(found) if found.exists() else recipe
+
+
+def _summary(found: Tuning | None) -> Tuned | None:
+    if found is None or found.best_trial is None:
+        return None
+    own = found.as_it_stands
+    return Tuned(
+        track=found.track,
+        budget=str(found.budget),
+        trials=len(found.trials),
+        values={key: float(value) for key, value in found.best_trial.values.items()},
+        loss=found.best_trial.loss,
+        before=own.loss if own else None,
+        edges=found.edges,
+    )
+
+
+def _guess(found: Tuning | None, target: float) -> int:
+    """Where on the grid an entry should end at the target, by its loss in tuning."""
+    best = found.best_trial if found else None
+    if best is None or best.loss is None:
+        return 0
+    away = round((target - best.loss) / USUAL_SLOPE / math.log(GRID))
+    return max(-FARTHEST_GUESS, min(FARTHEST_GUESS, away))

@@ -1,0 +1,199 @@
+"""The table of the optimizer track: verdicts and document follow from the losses in its files.
+
+After new results in docs/results:  speedrun ladder --out docs/results --write docs/OPTIMIZERS.md
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from speedrun.commands.ladder import ladder_command, print_ladder, read_tables, write_document
+from speedrun.commands.optimizers import document, profile
+from speedrun.commands.rungs import beaten
+from speedrun.errors import ConfigError
+from speedrun.science.compare import Row
+from speedrun.science.rule import ENOUGH, Z, passes
+from speedrun.science.rungs import (
+    Ladder,
+    Result,
+    Rung,
+    Timed,
+    Tuned,
+    Verdicts,
+    file_of,
+    read_ladder,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+FILES = sorted((DOCS / "results").glob("ladder-*.json"))
+PICTURE = Path("pictures/optimizers.svg")
+
+
+def made(name: str, crossing: float, track: str = "optimizer", seeds: int = 5) -> Rung:
+    """An entry whose loss falls by half a nat for e times the steps; seeds differ by 0.01 nats."""
+    losses: dict[int, dict[int, float | None]] = {}
+    for place in range(-40, 41):
+        steps = round(400 * 1.03**place)
+        if 0.85 < steps / crossing < 1.2:
+            mean = 3.5 - 0.5 * math.log(steps / crossing)
+            losses[steps] = {
+                seed: mean + 0.01 * ((seed + place * len(name)) % seeds - 2) / 1.5
+                for seed in range(seeds)
+            }
+    return Rung(
+        recipe=name, why=f"{name} | made up", optimizer=name, packages={"x": "x-optim 1.2"},
+        tuned=Tuned(track=track, budget="12 trials", trials=12, loss=3.4, before=3.5,
+                    values={"optimizer.hidden.lr": 0.01}, edges=("optimizer.hidden.lr",)),
+        code_sha256="c" * 64, losses=losses, state_bytes=2**20,
+        timed=(Timed(seed=0, steps=0, seconds=9.0),),
+    )  # fmt: skip
+
+
+def table(track: str = "optimizer", **crossings: float) -> Ladder:
+    return Ladder(
+        track=track, target=3.5, own_steps=400, seeds=tuple(range(5)), dataset_fingerprint="f" * 64,
+        machine={"cpu": "a CPU", "cores": 2}, commands=("speedrun ladder",),
+        rungs=tuple(made(name, crossing) for name, crossing in crossings.items()),
+    )  # fmt: skip
+
+
+def test_results_follow_from_the_losses() -> None:
+    verdicts = Verdicts(table(adamw=400.0, muon=300.0, lion=302.0))
+    assert [*verdicts.results] == ["muon", "lion", "adamw"]
+    assert verdicts.sigma is not None
+    assert verdicts.sigma.df > ENOUGH
+    for name, crossing in (("adamw", 400.0), ("muon", 300.0)):
+        result = verdicts.results[name]
+        assert result.crossing.mean == pytest.approx(crossing, rel=0.01)
+        # The mean must lie 3.09 standard errors below the target: so many steps more, to the grid.
+        margin = Z * verdicts.sigma.value / math.sqrt(5)
+        assert result.steps is not None
+        assert 1 <= result.steps / (crossing * math.exp(margin / 0.5)) < 1.03 * 1.005
+    assert verdicts.results["muon"].fewer_than == ("adamw",)
+    assert verdicts.results["lion"].fewer_than == ("adamw",)
+    assert verdicts.results["adamw"].crossing.ratio == 1.0
+    assert verdicts.results["muon"].crossing.ratio == pytest.approx(0.75, rel=0.01)
+
+
+def test_an_entry_without_a_figure_says_why() -> None:
+    one = table(adamw=400.0, never=2000.0)
+    high: dict[int, dict[int, float | None]] = {1558: {0: 3.7, 1: None}}
+    one = one.with_rung(one.rungs[1].model_copy(update={"losses": high}))
+    result = Verdicts(one).results["never"]
+    assert (result.steps, result.crossing.mean) == (None, None)
+    assert "ends above the target with 1558 steps" in result.why_not
+    assert [*Verdicts(one).results] == ["adamw", "never"]
+    assert "ends above the target" in document([one], None)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    one = table(adamw=400.0, muon=300.0)
+    one.write(file_of("somewhere/optimizer.toml", tmp_path))
+    assert read_tables(tmp_path) == [one]
+    one.with_rung(made("muon", 280.0)).write(file_of("optimizer", tmp_path))
+    assert [rung.recipe for rung in read_tables(tmp_path)[0].rungs] == ["adamw", "muon"]
+
+
+def test_the_profile_counts_texts_within_a_factor_of_the_best() -> None:
+    tables = [table(adamw=400.0, muon=300.0), table("optimizer-prose", adamw=400.0, muon=420.0)]
+    found = profile(tables)
+    (best, half), (worse, whole) = found["adamw"]
+    assert (best, half, whole) == (1.0, 0.5, 1.0)
+    assert worse == pytest.approx(400 / 300, rel=0.01)
+    assert found["muon"][1][0] == pytest.approx(1.05, rel=0.01)
+    assert found["muon"][1][1] == 1.0
+
+
+def test_rows_that_are_beaten_are_named_in_short() -> None:
+    numbers = {name: number for number, name in enumerate("abcdefg", 1)}
+    result = Result(steps=1, crossing=Row(0, 0), fewer_than=("g", "c", "d", "e"))
+    assert beaten(result, numbers) == "3-5, 7"
+
+
+def test_the_document_is_made_of_the_files_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table(adamw=400.0, muon=300.0).write(tmp_path / "ladder-optimizer.json")
+    page = tmp_path / "page.md"
+    write_document([], tmp_path, page)
+    text = page.read_text()
+    assert "| 1 | `muon` | **3" in text
+    assert "made up" in text
+    assert "x-optim 1.2" in text
+    assert "svg" not in text, "there is no picture beside it"
+    assert max(map(len, (line for line in text.splitlines() if "|" not in line))) <= 120
+    print_ladder(read_tables(tmp_path)[0])
+    assert "muon" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="leave out muon"):
+        write_document(["muon"], tmp_path, page)
+    with pytest.raises(ConfigError, match=r"no ladder-.*; make rows first"):
+        write_document([], tmp_path / "nowhere", page)
+
+
+def test_the_page_of_the_documents_is_that_of_the_results() -> None:
+    assert (DOCS / "OPTIMIZERS.md").read_text() == document(read_tables(DOCS / "results"), PICTURE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_verdicts_in_a_file_follow_from_its_losses(path: Path) -> None:
+    """By hand, from the numbers alone: whoever doubts a row can do the same."""
+    stored, found = json.loads(path.read_text()), read_ladder(path)
+    squares, df = 0.0, 0
+    for rung in found.rungs:
+        for by_seed in rung.losses.values():
+            losses = [loss for loss in by_seed.values() if loss is not None]
+            if len(by_seed) == len(found.seeds) and len(losses) > 1:
+                mean = sum(losses) / len(losses)
+                squares += sum((loss - mean) ** 2 for loss in losses)
+                df += len(losses) - 1
+    verdicts = stored["verdicts"]
+    assert verdicts["degrees_of_freedom"] == df
+    assert verdicts["sigma"] == pytest.approx(math.sqrt(squares / df))
+    for rung in found.rungs:
+        whole = {steps: [*by_seed.values()] for steps, by_seed in rung.losses.items()
+                 if len(by_seed) == len(found.seeds)}  # fmt: skip
+        passed = [steps for steps, losses in whole.items()
+                  if passes(losses, found.target, Verdicts(found).sigma)]  # fmt: skip
+        assert verdicts["steps"][rung.recipe] in (None, *passed)
+    assert verdicts == json.loads(json.dumps(Verdicts(found).as_dict()))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"recipes": ["best"]}, r"fixes model.heads at 2"),
+        ({"recipes": ["adamw"], "tracks": ["nano"]}, "track 'nano' fixes nothing"),
+        ({"recipes": ["adamw", "adamw"]}, "two entries are called 'adamw'"),
+        ({"recipes": ["adamw"], "first_seed": 990, "seeds": 20}, "--first-seed 990 cannot be used"),
+    ],
+)
+def test_what_cannot_be_raced_is_refused_before_any_run(
+    words: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    usual: dict[str, object] = {
+        "recipes": [], "tracks": [], "tuned": 12, "seeds": 5, "first_seed": 0, "clock": 0,
+        "out": tmp_path, "jobs": None, "write": None,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=said):
+        ladder_command(**{**usual, **words})  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_missing_packages_are_all_named_with_one_command(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text(
+            f'extends = "adamw"\noptimizer.hidden.use = "no_such_{name}:X"\n'
+        )
+    with pytest.raises(
+        ConfigError,
+        match=r"one, two cannot be run without no_such_one, no_such_two: pip install "
+        r"no_such_one no_such_two, or go on without: speedrun ladder adamw",
+    ):
+        ladder_command(
+            recipes=[str(tmp_path / "one.toml"), "adamw", str(tmp_path / "two.toml")], tracks=[],
+            tuned=12, seeds=5, first_seed=0, clock=0, out=tmp_path / "out", jobs=None, write=None,
+        )  # fmt: skip
