@@ -107,11 +107,11 @@ def _make_state(members: list[ParamBlock], rank: int) -> dict[str, Tensor]:
     for slot, slot_shape in first.slots.items():
         whole = (count * first.num_tiles, *slot_shape)
         zeros = torch.zeros(math.prod(whole), device=first.param.device)
-        state[slot] = _upright(zeros, shape) if slot_shape == shape else zeros.view(whole)
+        state[slot] = upright(zeros, shape) if slot_shape == shape else zeros.view(whole)
     return state
 
 
-def _upright(flat: Tensor, shape: Shape) -> Tensor:
+def upright(flat: Tensor, shape: Shape) -> Tensor:
     """A flat buffer as matrices (N, R, C), tall ones by way of (N, C, R)."""
     rows, cols = shape
     if rows > cols:
@@ -189,16 +189,16 @@ def _bucket(batch: MatrixBatch, buffers: dict[str, Tensor], world: int, rank: in
         ]
 
     mine = len(blocks_of[rank]) * tiles
-    grad_NRC = _upright(buffers.get("grad", sent), shape)[:mine]
+    grad_NRC = upright(buffers.get("grad", sent), shape)[:mine]
     return Bucket(
         blocks_of,
         blocks[0].group,
         grad_NRC,
-        _upright(sent, shape)[:mine],
+        upright(sent, shape)[:mine],
         batch.state,
         buffers["scratch"],
         sent,
         received,
         places(grad_NRC, blocks_of[rank]),
-        [places(_upright(received.view(world, -1)[r], shape), blocks_of[r]) for r in range(world)],
+        [places(upright(received.view(world, -1)[r], shape), blocks_of[r]) for r in range(world)],
     )

@@ -27,7 +27,14 @@ from torch.optim.optimizer import ParamsT
 from speedrun.config.fields import Positive
 from speedrun.config.optimizer import MuonOptions, NamedCoefficients
 from speedrun.optim.base import ParamBlock, Shape, SlotOptimizer
-from speedrun.optim.buckets import Bucket, MatrixBatch, all_gather, make_batches, make_buckets
+from speedrun.optim.buckets import (
+    Bucket,
+    MatrixBatch,
+    all_gather,
+    make_batches,
+    make_buckets,
+    upright,
+)
 from speedrun.optim.errors import OptimError
 from speedrun.optim.layout import Block, read_matrices, update_scale
 from speedrun.optim.options import documented
@@ -87,16 +94,18 @@ def muon_update(
         scratch=scratch,
     )
     if options["neuron_beta"]:
-        _even_out(update_NRC, state, options["neuron_beta"])
+        _even_out(update_NRC, state, options["neuron_beta"], scratch)
     return update_NRC
 
 
-def _even_out(update_NRC: Tensor, state: Mapping[str, Tensor], beta: float) -> None:
+def _even_out(
+    update_NRC: Tensor, state: Mapping[str, Tensor], beta: float, scratch: Tensor | None
+) -> None:
     """NorMuon: V <- lerp(V, mean O^2, 1 - beta) per neuron; O <- O / sqrt(V), as long as it was.
 
     The neurons are those along the longer side. V starts at 0 and needs no correction for that: it
-    is too small by one factor for all of them, which the last step takes out. Beside the pass that
-    squares O, one multiplication does it all, because the norm after it follows from the squares.
+    is too small by one factor for all of them, which the last step takes out. Beside the squares
+    of O one multiplication does it all, because the norm after it follows from them.
     """
     if "neurons" not in state:
         raise OptimError(
@@ -105,9 +114,13 @@ def _even_out(update_NRC: Tensor, state: Mapping[str, Tensor], beta: float) -> N
         )
     neurons = state["neurons"]
     across = -1 if neurons.size(-1) == 1 else -2
-    wide = torch.promote_types(update_NRC.dtype, neurons.dtype)
-    norm = torch.linalg.vector_norm(update_NRC, dim=across, keepdim=True, dtype=wide)
-    square = norm.square_().div_(update_NRC.size(across)).to(neurons.dtype)
+    # Squares first, then their mean: on a CPU torch's norm takes 8 times as long across rows.
+    if scratch is None:
+        squares_NRC = update_NRC.square()
+    else:
+        squares_NRC = upright(scratch[: update_NRC.numel()], tuple(update_NRC.shape[-2:]))
+        torch.mul(update_NRC, update_NRC, out=squares_NRC)
+    square = squares_NRC.mean(across, keepdim=True, dtype=neurons.dtype)
     neurons.lerp_(square, 1 - beta)
     # A neuron that never moved has V = 0 and O = 0, and keeps them.
     tiny = torch.finfo(neurons.dtype).tiny
