@@ -148,6 +148,8 @@ class CombinedOptimizer(SlotOptimizer):
                 for param in foreign.params.values():
                     param.grad = None if param.grad is None else param.grad.clone()
             foreign.step(others if watched else ())
+            if self._steps == 0:
+                foreign.written()  # what cannot be saved is told now, not at a checkpoint
         self._steps += 1
 
     @contextmanager

@@ -274,6 +274,13 @@ class OptionsInGroups(Toy):
                 weight.sub_(group["factor"] * weight.grad)
 
 
+class Swallowing(Toy):
+    """Takes any argument and makes nothing of it."""
+
+    def __init__(self, params: Any, lr: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(params, lr)
+
+
 class ListOnly(Toy):
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         assert all(isinstance(weight, Tensor) for weight in params)

@@ -268,6 +268,7 @@ def test_no_random_numbers_of_the_run_are_drawn(source: str) -> None:
     ("role", "message"),
     [
         (own(toys.SignMomentum, momentum=0.9), "no argument momentum and reads no such option.*it takes lr, beta"),  # noqa: E501
+        (own(toys.Swallowing, betta=0.9), "no argument betta and reads no such option"),
         (own(toys.SignMomentum, lr=0.1, beta="x"), r"cannot be made|failed in step\(\)"),
         (own(torch.optim.Muon, lr=0.1), r"cannot be made: ValueError: Muon only supports 2D"),
         (own(nn.Linear), "cannot be made"),
@@ -301,7 +302,7 @@ def test_options_of_groups_lists_and_names_are_given_as_the_class_wants_them() -
         combined(Net(), hidden=own(toys.OptionsInGroups, factor=0.5, other=1.0))
 
 
-@pytest.mark.parametrize("name", ["TouchingOthers", "Drawing", "Setting"])
+@pytest.mark.parametrize("name", ["TouchingOthers", "Drawing", "Setting", "Sparse"])
 def test_a_run_is_watched_too(name: str, trusted: None) -> None:
     """What the trial could not see shows when it happens."""
     net, bystander = Net(), Parameter(torch.ones(2, 2))
@@ -331,7 +332,7 @@ def test_matrices_that_are_too_small_to_try_are_tried_as_they_are(
     monkeypatch.setattr(trying._Trial, "run", watched)
     weights = [(f"w{i}", Parameter(torch.zeros(48, n)), "hidden") for i, n in enumerate((8, 8, 96))]
     CombinedOptimizer(weights, {"hidden": own(Large)})
-    assert tried == [(24, 4), (12, 24), (48, 8), (48, 96)]
+    assert tried == [(24, 4), (48, 96), (48, 8), (48, 96)]
 
 
 def test_a_number_that_differs_between_ranks_is_in_the_digest() -> None:

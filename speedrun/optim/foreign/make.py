@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from speedrun.optim.errors import OptimError
-from speedrun.optim.foreign.outside import settings_kept, without_compiler
+from speedrun.optim.foreign.tree import Owner, write
 
 Members = Mapping[str, Sequence[tuple[str, Tensor]]]  # (name, parameter) by role
 OPTIONS = ("make", "use", "code", "args", "scheduled", "random")
@@ -90,6 +90,9 @@ class Recorded(dict[str, Any]):
         return super().__iter__()
 
 
+Recorded.__name__ = "dict"  # as which it is named where somebody's code has trouble with it
+
+
 def takes(make: Callable[..., Any]) -> tuple[list[str], bool]:
     """The names of the arguments after the parameters, and whether any other name is taken."""
     try:
@@ -101,28 +104,46 @@ def takes(make: Callable[..., Any]) -> tuple[list[str], bool]:
     return [one.name for one in others if one.kind not in stars], anything
 
 
-def for_groups(use: Use) -> dict[str, Any]:
-    """The arguments that are options of its param groups: the class itself does not take them."""
+def for_groups(use: Use, members: Members) -> set[str]:
+    """Which arguments are options of its param groups: the class itself makes nothing of them.
+
+    One that takes any name may make nothing of it, either: then the object is the same without it.
+    """
     names, anything = takes(use.make)
-    return {} if anything else {k: v for k, v in use.args.items() if k not in names}
+    unknown = {key for key in use.args if key not in names}
+    return {key for key in unknown if not anything or not _leaves_a_trace(use, key, members)}
 
 
-def construct(use: Use, members: Members, called: str, *, recorded: bool = False) -> Optimizer:
-    """The optimizer with a param group for each role, made in the way that its class takes."""
-    params = [param for group in members.values() for _, param in group]
-    hooks, failure = [*map(_hooks, params)], None
-    for given in _ways(use, members, recorded):
+def _leaves_a_trace(use: Use, key: str, members: Members) -> bool:
+    params = {name: param for group in members.values() for name, param in group}
+    trees = []
+    for left_out in ({key}, set[str]()):
         try:
-            # What holds for the whole process is not for it to set.
-            with settings_kept(), without_compiler():
-                made = use.make(given, **_arguments(use))
+            made = use.make(_groups(members), **_arguments(use, left_out))
+            trees.append(write(made, Owner.of(made, params, ""), "", {}).tree)
+        except Exception:
+            return False
+    return trees[0] != trees[1]
+
+
+def construct(
+    use: Use, members: Members, extra: set[str], called: str, *, recorded: bool = False
+) -> Optimizer:
+    """The optimizer with a param group for each role, made in the way that its class takes.
+
+    `extra` are the arguments that are options of the groups.
+    """
+    params = [param for group in members.values() for _, param in group]
+    hooks, failures = [*map(_hooks, params)], list[Exception]()
+    for given in _ways(use, members, extra, recorded):
+        try:
+            made = use.make(given, **_arguments(use, extra))
             break
         except Exception as error:
-            failure = failure or error
+            failures.append(error)
     else:
-        raise OptimError(
-            f"{called} cannot be made: {gist(failure)}; {_takes_text(use)}"
-        ) from failure
+        told = failures[-1 if "'dict' object" in str(failures[0]) else 0]
+        raise OptimError(f"{called} cannot be made: {gist(told)}; {_takes_text(use)}") from told
     if not isinstance(made, Optimizer):
         raise OptimError(
             f"{called} gives a {type(made).__name__}, which is no torch.optim.Optimizer; name a "
@@ -135,20 +156,23 @@ def construct(use: Use, members: Members, called: str, *, recorded: bool = False
     return made
 
 
-def _ways(use: Use, members: Members, recorded: bool) -> Iterator[Any]:
-    """What classes want as their first argument: param groups, names with parameters, or a list.
-
-    Options that the class does not take are options of the groups.
-    """
+def _ways(use: Use, members: Members, extra: set[str], recorded: bool) -> Iterator[Any]:
+    """What classes want as their first argument: param groups, names with parameters, or a list."""
     if _first(use.make) == "named_parameters":
         yield [pair for group in members.values() for pair in group]
         return
-    extra = copy.deepcopy(for_groups(use))
-    group_of = Recorded if recorded else dict
-    lists = [[param for _, param in group] for group in members.values()]
-    yield [group_of({"params": params, **extra}) for params in lists]
+    yield _groups(members, {key: use.args[key] for key in extra}, Recorded if recorded else dict)
     if not extra:
-        yield [param for params in lists for param in params]
+        yield [param for group in members.values() for _, param in group]
+
+
+def _groups(
+    members: Members, options: Mapping[str, Any] | None = None, cls: type[dict[str, Any]] = dict
+) -> list[dict[str, Any]]:
+    return [
+        cls({"params": [param for _, param in group], **copy.deepcopy(dict(options or {}))})
+        for group in members.values()
+    ]
 
 
 def _first(make: Callable[..., Any]) -> str:
@@ -163,13 +187,12 @@ def _takes_text(use: Use) -> str:
     return f"it takes {', '.join(names) or 'options of its param groups, which args give it'}"
 
 
-def _arguments(use: Use) -> dict[str, Any]:
+def _arguments(use: Use, left_out: set[str]) -> dict[str, Any]:
     """Copies, as two of it must not share them."""
-    extra = for_groups(use)
     return {
         key: _as_taken(use.make, key, copy.deepcopy(value))
         for key, value in use.args.items()
-        if key not in extra
+        if key not in left_out
     }
 
 
@@ -187,10 +210,10 @@ def _hooks(param: Tensor) -> int:
     return sum(len(hooks) for hooks in kinds if hooks)
 
 
-def refuse_unread(use: Use, made: Optimizer, called: str) -> None:
+def refuse_unread(use: Use, extra: set[str], made: Optimizer, called: str) -> None:
     """An option of the groups that it never looks at is a mistake in a name."""
     groups = [group for group in made.param_groups if isinstance(group, Recorded)]
-    for key in for_groups(use) if groups else ():
+    for key in sorted(extra) if groups else ():
         if all(key not in group.read for group in groups):
             raise OptimError(
                 f"{called} has no argument {key} and reads no such option of a param group; "

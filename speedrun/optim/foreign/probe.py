@@ -23,9 +23,12 @@ from speedrun.optim.foreign.make import Members, Use, refuse_unread
 from speedrun.optim.foreign.wrap import Foreign, same_bits
 
 LONGEST = 24  # side of a stand-in
+NUMBERS = 4096  # of the one that stands for the largest
 STEPS = 12  # before and after it is saved; what happens every tenth step happens in both
 REAL_STEPS = 3  # where stand-ins are as large as the parameters
 SEED = 2718
+
+Shape = tuple[int, ...]
 
 
 def probe(use: Use, members: Members) -> None:
@@ -57,9 +60,12 @@ def _stand_ins(members: Members, *, small: bool) -> dict[str, list[tuple[str, Te
     """For every kind of shape in a role one tensor, under the name of the first that has it."""
     found: dict[str, list[tuple[str, Tensor]]] = {}
     for role, group in members.items():
+        largest = max((param for _, param in group), key=lambda param: param.numel())
         kinds: dict[Any, str] = {}
         for name, param in group:
-            shape = _stand_in(param.shape) if small else tuple(param.shape)
+            shape = tuple(param.shape)
+            if small:
+                shape = _large(shape) if param is largest else _small(shape)
             kinds.setdefault((shape, param.dtype, param.device), name)
         found[role] = [
             (name, torch.empty(shape, dtype=dtype, device=device))
@@ -68,12 +74,20 @@ def _stand_ins(members: Members, *, small: bool) -> dict[str, list[tuple[str, Te
     return found
 
 
-def _stand_in(shape: Sequence[int]) -> tuple[int, ...]:
+def _small(shape: Shape) -> Shape:
     """The same number of sides with about the same proportions, the longest at most LONGEST."""
     longest = max(shape, default=1)
     if longest <= LONGEST:
-        return tuple(shape)
+        return shape
     return tuple(min(side, max(4, round(side * LONGEST / longest))) for side in shape)
+
+
+def _large(shape: Shape) -> Shape:
+    """With NUMBERS or more: some keep the state of a small tensor in another form."""
+    if math.prod(shape) <= NUMBERS:
+        return shape
+    factor = (NUMBERS / math.prod(shape)) ** (1 / len(shape))
+    return tuple(min(side, 16 * math.ceil(side * factor / 16)) for side in shape)
 
 
 @dataclass
@@ -107,7 +121,7 @@ class _Trial:
                     f"{step + 1}: it keeps something outside itself, such as in its class, or does "
                     "not repeat what it does"
                 )
-        refuse_unread(self.use, one.foreign.optimizer, self.called)
+        refuse_unread(self.use, one.foreign.for_groups, one.foreign.optimizer, self.called)
         saved = _through_a_file(one.foreign)
         weights = [weight.detach().clone() for weight in one.weights]
         loaded = self.load(self.copy(), saved, weights)

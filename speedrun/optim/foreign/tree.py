@@ -248,6 +248,12 @@ class _Writer:
     # Tensors. One that has its memory alone is written as it is, any other with its memory.
 
     def _tensor(self, value: Tensor, path: str) -> Node:
+        if hasattr(value, "__tensor_flatten__") and self.owner.may_hold(type(value)):
+            names, context = value.__tensor_flatten__()
+            parts = {name: self.node(getattr(value, name), f"{path}.{name}") for name in names}
+            layout = {"size": list(value.size()), "stride": list(value.stride())}
+            made_of = {"parts": parts, "context": self.node(context, path), **layout}
+            return {"is": "packed", "class": name_of(type(value)), **made_of}
         problem = tensor_problem(value)
         if problem:
             raise self.owner.refuse(path, problem)

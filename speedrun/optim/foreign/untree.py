@@ -75,6 +75,8 @@ class _Reader:
             return self._made[node["as"]]
         if kind == "tensor":
             made = self._tensor(node)
+        elif kind == "packed":
+            made = self._packed(node, path)
         elif kind in MAPPINGS:
             return self._mapping(node, like, path)
         elif kind in SEQUENCES or kind == "named":
@@ -242,6 +244,17 @@ class _Reader:
         if "grad" in node:
             value.grad = self.value(node["grad"], None, "")
         return value
+
+    def _packed(self, node: Node, path: str) -> Tensor:
+        """A tensor of a kind of its own, such as one of 8 bits, by torch's rules for such kinds."""
+        parts = {name: self.value(part, None, path) for name, part in node["parts"].items()}
+        apart = _Reader(self.tensors, self.owner)  # all of it is new: it can be filled at once
+        context = apart.value(node["context"], None, path)
+        for change in apart.changes:
+            change()
+        make = self._named(node["class"], path).__tensor_unflatten__
+        made: Tensor = make(parts, context, torch.Size(node["size"]), tuple(node["stride"]))
+        return made
 
     def _bytes(self, key: str, device: torch.device) -> torch.UntypedStorage:
         if key not in self._memory:

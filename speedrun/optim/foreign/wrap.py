@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from speedrun.optim.errors import OptimError
-from speedrun.optim.foreign.make import Members, Use, construct, gist
-from speedrun.optim.foreign.outside import Streams, settings_kept
+from speedrun.optim.foreign.make import Members, Use, construct, for_groups, gist
+from speedrun.optim.foreign.outside import Streams, settings_kept, without_compiler
 from speedrun.optim.foreign.tree import KEPT, Owner, Written, tensor_keys, write
 from speedrun.optim.foreign.untree import read
 
@@ -44,8 +44,12 @@ class Foreign:
         self._streams = Streams.seeded(seed) if use.random else None
         self._marked = {name: set(vars(param)) for name, param in self.params.items()}
         self._kept: dict[str, Tensor] | None = None  # its state in training, while in eval mode
-        with self._guarded("when it is made"):
-            self.optimizer: Optimizer = construct(use, members, self.called, recorded=recorded)
+        # Some set what holds for the whole process, such as the precision of products.
+        with self._guarded("when it is made"), settings_kept(), without_compiler():
+            self.for_groups = for_groups(use, members)
+            self.optimizer: Optimizer = construct(
+                use, members, self.for_groups, self.called, recorded=recorded
+            )
         self.owner = Owner.of(self.optimizer, self.params, self.called)
         self.rates = [_rate(group.get("lr")) for group in self.optimizer.param_groups]
         self.has_modes = all(callable(getattr(self.optimizer, m, None)) for m in ("train", "eval"))
