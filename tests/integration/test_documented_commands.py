@@ -34,6 +34,12 @@ TUNE = (
     "speedrun tune record-02 --track pico --over optimizer.hidden.lr=0.0005..0.02:log --budget 12"
 )
 OWN = "speedrun race modern sign.toml --track pico --tuned 12 --finish"
+AGAINST = "speedrun race best swiglu.toml --track pico --seeds 3"
+OUT = (
+    'speedrun ablate swiglu.toml --track pico --seeds 5 --switch "custom mlp SwiGLU" '
+    "--switch custom.mlp.args.ratio=4.0"
+)
+RATIO = "speedrun tune swiglu.toml --track pico --over custom.mlp.args.ratio=1.0..4.0 --budget 12"
 PAIR = "speedrun race record-03 record-18 --track pico --seeds 3"
 OURS = "speedrun race modern record-18 --track ours.toml --seeds 3"
 SERVE = "speedrun serve runs/short"
@@ -42,6 +48,9 @@ SHORTENED = {
     SERVE: f"timeout --preserve-status -s INT 15 {SERVE} --port 0; test $? = 130",
     TUNE: TUNE.replace("--budget 12", "--budget 2") + TINY,
     OWN: OWN.replace("--tuned 12", "--tuned 2") + FEW,
+    AGAINST: AGAINST.replace("--seeds 3", "--seeds 1") + TINY,
+    OUT: OUT.replace("--seeds 5", "--seeds 2") + TINY,
+    RATIO: RATIO.replace("--budget 12", "--budget 2") + TINY,
     OURS: OURS.replace("--seeds 3", "--seeds 1") + TINY,
     PAIR: PAIR.replace("--seeds 3", "--seeds 1") + TINY,
     FINISH: FINISH.replace(" --track pico-prose", "") + FEW,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,31 @@ import pytest
 import torch
 
 from speedrun.config.code import CustomConfig, UsedCode, found
+from speedrun.config.resolve import resolve
 from speedrun.config.schema import BatchConfig, Config, ModelConfig
 from speedrun.errors import ConfigError
+from speedrun.model.attention import Attention
+from speedrun.model.block import MLP, Block
 from speedrun.model.cache import Cache
 from speedrun.model.decode import decoder_for
 from speedrun.model.gpt import GPT
+from speedrun.model.loss import Loss
 from speedrun.model.parts import Parts
 from speedrun.model.trial import follows_cache, try_out
 from speedrun.train.build import build_model
+from tests.documents import ROOT, files, write_files
 
 from .test_gpt import causal, ids_of
 
 V, T = 257, 64
+SCHEDULE = {"custom.schedule"}
+CODED: dict[str, tuple[Any, Any]] = {
+    "mlp": (MLP, MLP.forward),
+    "attention": (Attention, Attention.forward),
+    "block": (Block, Block.forward),
+    "loss": (Loss, Loss.training_loss),
+    "schedule": (None, None),
+}
 HEAD = """
 import torch
 from torch import nn
@@ -246,3 +261,28 @@ class Shifted(MLP):
     torch.nn.init.normal_(model.head.weight)  # type: ignore[union-attr]
     try_out(model, "blocks", trains=False)
     assert not follows_cache(model)
+
+
+PAGE = ROOT / "docs/own-technique.md"
+
+
+@pytest.mark.parametrize("recipe", ["swiglu.toml", "around.toml"])
+def test_the_documented_techniques_work(tmp_path: Path, recipe: str) -> None:
+    write_files(PAGE, tmp_path)
+    config = resolve(str(tmp_path / recipe), "pico", ["model.width=64", "model.heads=2"]).config
+    model = build_model(config, V, torch.float32, torch.device("cpu"), "none")
+    assert {part.key for part in model.custom.values()} == {*config.used_code()} - SCHEDULE
+    assert {*config.used_code()} & SCHEDULE == (SCHEDULE if recipe == "around.toml" else set())
+    assert follows_cache(model)
+    assert len(files(PAGE)["gated.py"].splitlines()) <= 20
+
+
+def test_the_documented_signatures_are_those_of_the_code() -> None:
+    rows = dict(re.findall(r"^\| `custom\.(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
+    assert [*rows] == ["mlp", "attention", "block", "loss", "schedule"] == [*CODED]
+    for name, (ours, method) in CODED.items():
+        if ours is not None:
+            made = ", ".join(inspect.signature(ours).parameters)
+            assert f"`{ours.__name__}({made}, **args)`" in rows[name]
+            taken = [re.sub("_[A-Z]+$", "", one) for one in inspect.signature(method).parameters]
+            assert f"({', '.join(taken[1:])})`" in rows[name]
