@@ -10,6 +10,9 @@ from speedrun.config.optimizer import RoleOptions
 from speedrun.config.resolve import Resolved
 from speedrun.config.schema import Config
 
+# What of [schedule] makes the course of the learning rate, unless code of a user's own does.
+RATE_KEYS = ("shape", "warmup", "cooldown", "floor")
+
 
 def idle(resolved: Resolved) -> list[str]:
     """A sentence for each value that does nothing, if it or what it needs is set by hand."""
@@ -34,6 +37,12 @@ def _unread(config: Config) -> list[tuple[str, str, bool]]:
         for table, options in config.optimizer
         if isinstance(options, RoleOptions) and f"optimizer.{table}" in config.used_code()
         for name in options.names()
+    ]  # fmt: skip
+    by_code += [
+        (f"schedule.{name}", "custom.schedule.use",
+         getattr(schedule, name) != getattr(usual.schedule, name))
+        for name in RATE_KEYS
+        if config.custom.schedule.use
     ]  # fmt: skip
     muon, options = config.optimizer.kind == "muon", config.optimizer.muon
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
+from speedrun.config.idle import RATE_KEYS
 from speedrun.config.optimizer import MATRIX_TABLES, ROLES
 from speedrun.config.resolve import (
     is_argument,
@@ -48,6 +49,11 @@ def refuse_ranges(
             raise ConfigError(
                 f"{one} cannot be searched: {table}.use names the code, which does not read "
                 f"{one.key}; search one of its arguments, {table}.args.NAME"
+            )
+        if base.custom.schedule.use and one.key in [f"schedule.{name}" for name in RATE_KEYS]:
+            raise ConfigError(
+                f"{one} cannot be searched: custom.schedule.use names the schedule, which does not "
+                f"read {one.key}; search one of its arguments, custom.schedule.args.NAME"
             )
         if one.key in SHARED or one.key.partition(".")[0] in SHARED:
             raise ConfigError(

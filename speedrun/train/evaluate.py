@@ -26,6 +26,7 @@ from speedrun.data.validation import FIRST, LAST, SPREAD, ValidationBatches, row
 from speedrun.errors import DataError
 from speedrun.files import write_json
 from speedrun.model.backend import prepare_backend
+from speedrun.model.parts import telling
 from speedrun.train import checkpoint
 from speedrun.train.build import choose_device
 from speedrun.train.run import RunFolder
@@ -106,7 +107,9 @@ def _loss_of(run: RunFolder, vocab_size: int, device: torch.device) -> Callable[
     prepare_backend(planner.backend, trained.config.model.size_of_head)
 
     def loss_of(batch: Batch) -> Tensor:
-        loss: Tensor = model(batch.inputs, planner.plan(batch.documents), batch.targets)
+        plan = planner.plan(batch.documents)
+        with telling(model.custom.values(), f"on the text of {run.path}"):
+            loss: Tensor = model(batch.inputs, plan, batch.targets)
         return loss
 
     return loss_of

@@ -111,12 +111,15 @@ class Trainer:
     def share_gradients(self) -> None:
         """Average gradients over ranks, in the very buckets they are sent in; all ranks call this.
 
-        Buffers are not sent at each step: they are the angles of the positions, which never change.
+        Our buffers are not sent at each step: they are the angles of the positions, which never
+        change. Those of users' own code may, and a checkpoint has the first rank's.
         """
         if self.world.size > 1:
             newer = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+            own = tuple(f"{place}." for place in self.model.custom)
+            changing = any(name.startswith(own) for name, _ in self.model.named_buffers())
             quiet: dict[str, Any] = {
-                "forward_sync_buffers" if newer else "broadcast_buffers": False
+                "forward_sync_buffers" if newer else "broadcast_buffers": changing
             }
             self.parallel = DistributedDataParallel(
                 self.model, gradient_as_bucket_view=True, **quiet

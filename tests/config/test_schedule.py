@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speedrun.config.idle import idle
 from speedrun.config.resolve import resolve
 from speedrun.config.schedule import cosine, momentum, settings_at, trapezoid, try_schedule
 from speedrun.config.schema import Config
@@ -123,12 +124,15 @@ def test_impossible_schedules_are_refused(call: Callable[[], object], word: str)
         call()
 
 
+USE = 'custom.schedule.use="{}/mine.py:{}"'
+
+
 def own(folder: Path, line: str, *, name: str = "mine", args: str = "") -> Config:
     (folder / "mine.py").write_text(
         "calls = []\n\ndef mine(step, total, power=1.0):\n"
         f"    calls.append(step)\n    return {line}\n"
     )
-    words = [f'custom.schedule.use="{folder}/mine.py:{name}"', args, "train.steps=10"]
+    words = [USE.format(folder, name), args, "train.steps=10"]
     return resolve("modern", "pico", [word for word in words if word]).config
 
 
@@ -137,6 +141,8 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
     try_schedule(config)
     found = [settings_at(config, step).learning_rate_multiplier for step in (0, 5, 10)]
     assert found == [1.0, 0.25, 0.0]
+    told = idle(resolve("modern", "pico", [USE.format(tmp_path, "mine"), "schedule.warmup=5"]))
+    assert any(sentence.startswith("schedule.warmup changes nothing here") for sentence in told)
     usual = resolve("modern", "pico", ["train.steps=10"]).config
     assert [settings_at(config, s).window for s in range(11)] == [
         settings_at(usual, s).window for s in range(11)

@@ -379,9 +379,11 @@ def test_mistakes_are_refused_before_any_run(
         'extends = "modern"\n[custom.mlp]\nuse = "mine.py:wrap"\nargs = {size = 2}\n'
         '[optimizer.head]\nuse = "torch.optim:SGD"\nargs = {lr = 0.1}\n'
     )
-    own = {"recipe": str(recipe)}
+    own: dict[str, Any] = {"recipe": str(recipe)}
     refused("does not state custom.mlp.args.gain", "custom.mlp.args.gain=1..2", **own)
     refused("size=1..4.*|wrap.* fails for layer 0, in line 2", "custom.mlp.args.size=1..4", **own)
+    words = [f"custom.schedule.use={recipe.with_name('mine.py')}:wrap"]
+    refused("custom.schedule.use names the schedule", "schedule.cooldown=1..9", words=words, **own)
     refused("optimizer.head.use names the code, which does not read optimizer.head.lr", head, **own)
     refused("--seeds 0", head, seeds=0)
     for word in ("train.seed=5", "train.stop=target", "machine.jobs=2"):
