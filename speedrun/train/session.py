@@ -16,6 +16,7 @@ from speedrun.data.fit import Fitted, name_of
 from speedrun.data.inspect import prompt_of
 from speedrun.errors import ConfigError, RunError
 from speedrun.hardware import peak_memory_bytes
+from speedrun.optim.errors import OptimError
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.environment import environment, with_earlier
@@ -96,7 +97,11 @@ def run_training(
         gc.freeze()
         gc.set_threshold(*USUAL_THRESHOLD)
         with Controls(request.time_limit) as controls, closing(checkpoints):
-            code = train(trainer, log, checkpoints, controls)
+            try:
+                code = train(trainer, log, checkpoints, controls)
+            except OptimError as error:  # of an optimizer of somebody else's, on every rank
+                with world.together():
+                    raise RunError(f"step {progress.step}: {error}") from error
         summary = summarize(trainer, code)
         log.event("end", step=progress.step, code=code, peak_seconds=progress.peak_seconds)
         if checkpoints.failure:

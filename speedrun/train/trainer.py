@@ -136,19 +136,11 @@ class Trainer:
         agreed = agree(self.world, loss, self.model.parameters(), asked())
         if agreed.finite:
             self._clip_gradients(agreed.grad_norm)
-            self._update()
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         spike = self.progress.count_step(agreed)
         must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
         return Outcome(**vars(agreed), settings=settings, spike=spike, must_rewind=must_rewind)
-
-    def _update(self) -> None:
-        try:
-            self.optimizer.step()
-        except OptimError as error:
-            report = f"step {self.progress.step}: {error}"
-            with self.world.together():  # all ranks meet it: they do the same
-                raise RunError(report) from error
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.
