@@ -18,6 +18,7 @@ from speedrun.science.results import Ablation, Effect, Race, agreement
 from speedrun.science.space import Budget
 from speedrun.science.until import Until
 from speedrun.terminal.console import print_table, size_text
+from speedrun.train.build import try_code
 from speedrun.train.run import RunFolder
 
 say = partial(print, flush=True)
@@ -86,7 +87,7 @@ def _known(recipes: Sequence[str], tracks: Sequence[str], overrides: Sequence[st
     """Refuse what the last of several tracks would be refused for before the first takes hours."""
     for track in tracks:
         for recipe in recipes:
-            resolve(recipe, track, overrides)
+            try_code(resolve(recipe, track, overrides).config)
 
 
 def _folders(out: Path, tracks: Sequence[str]) -> dict[str, Path]:

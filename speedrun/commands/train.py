@@ -268,6 +268,7 @@ def _beside_the_race(config: Config) -> str:
 
 
 def print_dry_run(resolved: Resolved, ranks: int) -> None:
+    from speedrun.config.schedule import try_schedule
     from speedrun.limits import memory_shares
     from speedrun.train.estimate import beyond, estimate
 
@@ -278,6 +279,7 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print_table(("key", "value", "from"), rows)
     memory = memory_shares(ranks)[0]
     cost = estimate(config, vocab_size, ranks, memory.amount)
+    try_schedule(config)
     print()
     parameters = {**cost.parameters, "total": sum(cost.parameters.values())}
     tokens = config.steps * config.batch.tokens

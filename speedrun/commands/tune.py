@@ -13,6 +13,7 @@ from speedrun.science.results import Trial, Tuning
 from speedrun.science.space import Budget, Range
 from speedrun.science.tune import changed_nothing, default_ranges, seeds_text, tune
 from speedrun.terminal.console import print_table
+from speedrun.train.build import try_code
 
 say = partial(print, flush=True)
 ROWS = {
@@ -39,6 +40,7 @@ def tune_command(
     if not ranges:
         ranges = default_ranges(resolve(recipe, track, overrides).config)
         say("searching " + ", ".join(map(str, ranges)))
+    try_code(resolve(recipe, track, overrides).config)
     found = tune(recipe=recipe, track=track, over=ranges, budget=allowed, seeds=seeds, out=out,
                  overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
     print_tuning(found)

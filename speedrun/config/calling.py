@@ -28,8 +28,8 @@ def call(key: str, used: UsedCode, function: Any, *given: Any, doing: str) -> An
         except TypeError as error:
             stated = ", ".join(used.args) or "none"
             raise ConfigError(
-                f"{what} takes {takes} and is called with {len(given)} arguments by position and "
-                f"those that {key}.args states ({stated}): {error}"
+                f"{what} takes {takes} and is given {len(given)} by position and those that "
+                f"{key}.args states ({stated}): {error}"
             ) from None
     with telling(what, function, doing):
         return function(*given, **used.args)

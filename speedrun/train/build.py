@@ -29,7 +29,14 @@ from speedrun.model.gpt import GPT
 from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.trial import try_out
-from speedrun.train.estimate import beyond, least_more, sequences_that_fit, taken
+from speedrun.optim.build import build_optimizer
+from speedrun.train.estimate import (
+    beyond,
+    least_more,
+    sequences_that_fit,
+    taken,
+    vocab_size_of,
+)
 from speedrun.train.world import World
 
 
@@ -169,3 +176,13 @@ def build_model(
         for block in model.blocks:
             block.compile(fullgraph=True, dynamic=False)
     return model
+
+
+def try_code(config: Config) -> None:
+    """Refuse code of a user's own that no run could be made with, before many runs are begun."""
+    if not config.used_code():
+        return
+    device = choose_device(config.machine.device)
+    dtype, _ = choose_precision(config.machine.precision, device)
+    model = build_model(config, vocab_size_of(config), dtype, device, "none")
+    build_optimizer(model.named_roles(), config)

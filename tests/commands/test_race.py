@@ -218,3 +218,15 @@ def test_an_ablation_on_several_tracks_says_where_they_agree(
     with pytest.raises(ConfigError, match="track 'picco' is not known"):
         command.ablate_command(**request, tracks=["nano", "picco"])
     assert asked == [], "before the first has taken hours"
+
+
+def test_code_that_no_run_could_be_made_with_is_refused_before_the_first(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def wrap(inner, layer):\n    return None\n")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('extends = "modern"\ncustom.mlp = { use = "mine.py:wrap" }\n')
+    with pytest.raises(ConfigError, match=r"mine.py:wrap\) gives None where a torch.nn.Module"):
+        command.race_command(
+            recipes=["modern", str(recipe)], tracks=["pico"], seeds=2, until=[], margin=None,
+            finish=False, tuned="", budget=None, out=tmp_path / "out", overrides=[], jobs=None,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
