@@ -176,7 +176,7 @@ def _profile(tables: Sequence[Ladder], picture: Path | None) -> list[str]:
         ))
         for name, points in profile(tables).items()
     ]  # fmt: skip
-    shown = [f"![Share of texts on which each optimizer is within a factor of the best]({picture})"]
+    shown = [f"![Steps of each optimizer over those of the best, a dot for each text]({picture})"]
     head = ("entry", *(f"x {factor:g}" for factor in FACTORS))
     return [_wrapped(said), *(shown if picture else []), _markdown(head, rows)]
 

@@ -38,6 +38,7 @@ from speedrun.science.rungs import (
 )
 from speedrun.science.share import ONE_A_CORE, Share, share_machine
 from speedrun.train import checkpoint
+from speedrun.train.environment import code_hash
 from speedrun.train.summary import Environment
 
 SCOUTS = 2  # seeds that find the place where the others are run
@@ -92,25 +93,25 @@ class Table:
         `recipe` is the entry, `file` the recipe with the values that were found for it.
         """
         self._say(f"{name} on {self._track}: shortest runs that end below {self.found.target}")
-        most = LONGEST * self.found.own_steps
-        searches: Searches = {
-            (name, seed): Search(self.found.own_steps, most, self.found.target, guess,
-                                 grid=self.found.grid)
-            for seed in self.found.seeds
-        }  # fmt: skip
-        self._climb(name, file, searches)
         config = config_of(file, self._track, ())
-        settings, old = self._settings(config), self.found.rung(name)
         rung = Rung(
             recipe=name,
             why=chain("recipe", recipe)[-1].notes.get("why", ""),
             optimizer=config.optimizer.hidden.use or config.optimizer.kind,
             packages={package: _version(package) for package in packages_of(config)},
-            settings=settings,
+            settings=self._settings(config),
             tuned=tuned,
+            code_sha256=code_hash(),
             losses={},
-            timed=old.timed if old and old.settings == settings else (),
         )
+        old = self.found.rung(name)
+        if old and (old.settings, old.code_sha256) == (rung.settings, rung.code_sha256):
+            rung = rung.model_copy(update={"losses": old.losses, "timed": old.timed})
+        searches = {}
+        for seed in self.found.seeds:
+            searches[name, seed] = self.found.search(seed, rung.losses)
+            searches[name, seed].guess = guess
+        self._climb(name, file, searches)
         self._write(rung, file, searches)
         steps = Verdicts(self.found).results[name].steps
         ends = [place for search in searches.values() for place in search.runs
@@ -196,7 +197,6 @@ class Table:
         new = rung.model_copy(
             update={
                 "losses": ordered,
-                "code_sha256": environment.code_sha256 if environment else rung.code_sha256,
                 "state_bytes": self._state_bytes(one) if one else rung.state_bytes,
             }
         )

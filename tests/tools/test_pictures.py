@@ -15,8 +15,9 @@ import pytest
 
 from speedrun.config.files import chain
 from speedrun.config.resolve import resolve
+from tests.commands.test_ladder import table
 from tests.documents import PAGES, ROOT
-from tools.pictures import step, way
+from tools.pictures import optimizers, step, way
 from tools.pictures.code import QUOTE, calls, check_order, find, wrong_quotes
 from tools.pictures.make import DRAWN, FOLDER, PAGE, RECORDS, TABLE, with_tables
 from tools.pictures.records import IN_BEST, records, saved_since
@@ -185,3 +186,11 @@ def test_words_stand_out_from_what_is_behind_them(palette: dict[str, str]) -> No
         for name in words:
             darker, lighter = sorted((light(behind), light(name)))
             assert (lighter + 0.05) / (darker + 0.05) >= 4.5, f"{name} on {behind}"
+
+
+def test_the_picture_of_the_optimizers_has_a_dot_for_each_text() -> None:
+    made = [table(adamw=400.0, muon=300.0), table("optimizer-prose", adamw=400.0, muon=420.0)]
+    drawing = optimizers.drawn(made)
+    ET.fromstring(drawing)
+    assert drawing.count("<circle") == 2 + 2 * 2
+    assert "adamw: 1.00, 1.3" in drawing

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.pictures import mask, race, records, schedules, screenshot, step, way
+from tools.pictures import mask, optimizers, race, records, schedules, screenshot, step, way
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -23,6 +23,7 @@ RECORDS = ROOT / "docs" / "records.md"
 
 DRAWN: dict[str, Callable[[], str]] = {
     "mask.svg": mask.draw,
+    **({"optimizers.svg": optimizers.draw} if optimizers.tables() else {}),
     "race.svg": race.draw,
     "records.svg": records.draw,
     "schedules.svg": schedules.draw,
