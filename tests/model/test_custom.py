@@ -216,6 +216,12 @@ class Mine(Attention):
         y, values = super().forward(x, *rest)
         return y + 0.01 * x.mean(1, keepdim=True), values
 """, "Mine", {}, r"lets a token see those after it"),
+    "looks ahead where weights are zero": ("mlp", """
+class Mine(MLP):
+    def forward(self, x, norm):
+        mean = x.mean(1, keepdim=True).expand_as(x)
+        return x + (super().forward(mean, norm) - mean)
+""", "Mine", {}, r"lets a token see those after it"),
     "judges itself": ("loss", """
 class Mine(Loss):
     def validation_loss(self, x, head, targets):
