@@ -29,6 +29,7 @@ from speedrun.science.results import Tuning
 from speedrun.science.rungs import GRID, Ladder, Tuned
 from speedrun.science.space import Budget
 from speedrun.science.tune import default_ranges, tune
+from speedrun.train.build import try_code
 
 FARTHEST_GUESS = 20  # places that a guess leads away from the track's own length
 
@@ -56,6 +57,8 @@ def ladder(
         )
     entries = _read(recipes, tracks)
     refuse_missing(entries)
+    for _, config in entries.values():
+        try_code(config)
     numbers = range(first_seed, first_seed + seeds)
     tables = [Table(track, numbers, out, jobs_at_once, say) for track in tracks]
     if clock:

@@ -14,7 +14,7 @@ import pytest
 from speedrun.commands.ladder import ladder_command, print_ladder, read_tables, write_document
 from speedrun.commands.optimizers import document, profile
 from speedrun.commands.rungs import beaten
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.compare import Row
 from speedrun.science.rule import ENOUGH, Z, passes
 from speedrun.science.rungs import (
@@ -181,6 +181,19 @@ def test_what_cannot_be_raced_is_refused_before_any_run(
     with pytest.raises(ConfigError, match=said):
         ladder_command(**{**usual, **words})  # type: ignore[arg-type]
     assert not [*tmp_path.iterdir()]
+
+
+def test_an_optimizer_that_cannot_be_used_is_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
+    (tmp_path / "mine.toml").write_text(
+        'extends = "adamw"\n[optimizer.hidden]\nuse = "mine.py:Mine"\nargs = { lr = 0.1 }\n'
+    )
+    with pytest.raises(SpeedrunError, match=r"mine\.py:Mine"):
+        ladder_command(
+            recipes=[str(tmp_path / "mine.toml")], tracks=[], tuned=12, seeds=5, first_seed=0,
+            clock=0, out=tmp_path / "out", jobs=None, write=None,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_missing_packages_are_all_named_with_one_command(tmp_path: Path) -> None:

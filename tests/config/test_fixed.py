@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -13,6 +15,8 @@ from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
 from speedrun.science.ablate import changes
 from speedrun.science.jobs import LAST_LOSS, refuse_own_keys
+from speedrun.science.records import Broken, Records
+from speedrun.science.track import setting_broken
 
 FREE = "free there are optimizer, schedule, machine, model.init"
 
@@ -80,6 +84,16 @@ def test_a_track_of_ones_own_fixes_its_own_values(tmp_path: Path) -> None:
     track.write_text("fixed = [1]\n")
     with pytest.raises(ConfigError, match="fixed and free a track's lists of keys"):
         resolve("adamw", str(track))
+
+
+def test_a_run_that_changed_what_is_fixed_is_none_of_the_track() -> None:
+    """However it came to be: its config was edited, or it was resumed with --force."""
+    plain = resolve("muon", "optimizer").config
+    wider = plain.model_copy(update={"model": plain.model.model_copy(update={"mlp_ratio": 8})})
+    free = plain.model_copy(update={"model": plain.model.model_copy(update={"init": "gpt2"})})
+    broken = [setting_broken(cast(Records, SimpleNamespace(config=one)))
+              for one in (plain, free, wider)]  # fmt: skip
+    assert broken == [None, None, Broken("the track's own", "model.mlp_ratio is 8, not 4")]
 
 
 def test_an_ablation_leaves_alone_what_is_fixed() -> None:
