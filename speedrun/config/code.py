@@ -229,10 +229,10 @@ def keep(used: UsedCode, copies: Path) -> None:
         write_atomically(copy_of(used, copies), content, ConfigError)
 
 
-def load(used: UsedCode, copies: Path | None = None) -> Any:
-    """The class or function that `use` names: the run's own copy if `copies` has it."""
+def load(used: UsedCode) -> Any:
+    """The class or function that `use` names."""
     named = used.named
-    module = _file_module(used, copies) if named.is_file else _package_module(used)
+    module = _file_module(used) if named.is_file else _package_module(used)
     try:
         return getattr(module, named.name)
     except AttributeError:
@@ -253,10 +253,8 @@ def _checked_content(used: UsedCode, path: Path) -> bytes:
     return content
 
 
-def _file_module(used: UsedCode, copies: Path | None) -> ModuleType:
+def _file_module(used: UsedCode) -> ModuleType:
     path = Path(used.place) / used.named.where
-    if copies is not None and copy_of(used, copies).exists():
-        path = copy_of(used, copies)
     content = _checked_content(used, path)
     name = f"speedrun_used_{hashlib.sha256(content).hexdigest()[:16]}_{path.stem}"
     if name in sys.modules:
