@@ -44,7 +44,10 @@ test: .venv/ready-test
 # as others use them, in environments without this package; the kernels under sanitizers and as every compiler here builds
 # them, for every CPU that runs here or is emulated.
 integration: .venv/integration/ready .venv/clean/ready .venv/peers/ready .venv/ready-docs
-	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest -n 2 --dist worksteal \
+		tests/integration/test_documented_commands.py $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration \
+		--ignore tests/integration/test_documented_commands.py $(ARGS)
 	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal tests/model \
 		-k "clang or aarch64 or hot_loops" $(ARGS)
 
