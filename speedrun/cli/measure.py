@@ -197,7 +197,6 @@ def ladder(
     jobs: Jobs = None,
 ) -> None:  # fmt: skip
     """Which optimizer needs the fewest steps? Rows of the optimizer track, each for the same."""
-    refuse_overrides("speedrun ladder", recipes or [])
     from speedrun.commands.ladder import ladder_command
 
     ladder_command(

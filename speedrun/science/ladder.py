@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from speedrun.config.code import EXTRA, package_hash
+from speedrun.config.files import is_path
 from speedrun.config.fixed import of_track
 from speedrun.config.schema import Config
-from speedrun.errors import ConfigError
+from speedrun.errors import ConfigError, quoted
 from speedrun.science.climb import Say, Table, packages_of
 from speedrun.science.finish import USUAL_SLOPE
 from speedrun.science.jobs import config_of
@@ -94,6 +95,11 @@ def _read(recipes: Sequence[str], tracks: Sequence[str]) -> dict[str, tuple[str,
             )
     found: dict[str, tuple[str, Config]] = {}
     for recipe in recipes:
+        if "=" in recipe and not is_path(recipe):
+            raise ConfigError(
+                f"{quoted(recipe)} is no recipe: an entry of the table is a file that says all it "
+                "is, so write one that extends another and sets it there"
+            )
         configs = [config_of(recipe, track, ()) for track in tracks]
         for config in configs:
             if not config.train.target:

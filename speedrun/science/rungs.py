@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, FiniteFloat, PositiveInt
 
 from speedrun.errors import ConfigError
 from speedrun.files import write_json
@@ -59,7 +59,7 @@ class Rung(BaseModel, frozen=True):
     settings: dict[str, Any] = {}  # what its config has that the track by itself has not
     tuned: Tuned | None = None
     code_sha256: str = ""  # of the trainer
-    losses: dict[int, dict[int, float | None]]
+    losses: dict[PositiveInt, dict[int, FiniteFloat | None]]
     state_bytes: int | None = None  # of all optimizers of a run, as a checkpoint holds them
     timed: tuple[Timed, ...] = ()
 
@@ -69,10 +69,10 @@ class Ladder(BaseModel, frozen=True):
 
     kind: str = "ladder"
     track: str
-    target: float
-    own_steps: int  # the length of the grid that all others are counted from
-    grid: float = GRID
-    seeds: tuple[int, ...]
+    target: FiniteFloat
+    own_steps: PositiveInt  # the length of the grid that all others are counted from
+    grid: Annotated[float, Field(gt=1.001, le=10)] = GRID
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     dataset_fingerprint: str
     machine: dict[str, Any] = {}
     commands: tuple[str, ...] = ()

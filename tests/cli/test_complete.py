@@ -36,7 +36,7 @@ def bash(call: Call, line: str) -> list[str]:
         ("speedrun race best record-1", [name for name in names("recipe") if "-1" in name]),
         ("speedrun race best --set machine.thr", ["machine.threads="]),
         ("speedrun ablate best --switch model.soft", ["model.softcap="]),
-        ("speedrun ablate best --switch Mu", ["Muon"]),
+        ("speedrun ablate best --switch Mu", ["Muon", "Muon by heads"]),
         ("speedrun tune best --over optimizer.head.l", ["optimizer.head.lr="]),
         ("speedrun recipes sh", ["show"]),
         ("speedrun recipes show mode", ["modern", "modern-cosine"]),

@@ -98,6 +98,17 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [rung.recipe for rung in read_tables(tmp_path)[0].rungs] == ["adamw", "muon"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("grid", 1.0), ("own_steps", 0), ("seeds", []), ("rungs", [{}])]
+)
+def test_a_damaged_file_is_refused_in_a_sentence(key: str, value: object, tmp_path: Path) -> None:
+    file = tmp_path / "ladder-optimizer.json"
+    table(adamw=400.0).write(file)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ConfigError, match=f"is not a table of optimizers: .*{key}"):
+        read_tables(tmp_path)
+
+
 def test_the_profile_counts_texts_within_a_factor_of_the_best() -> None:
     tables = [table(adamw=400.0, muon=300.0), table("optimizer-prose", adamw=400.0, muon=420.0)]
     found = profile(tables)
@@ -167,6 +178,10 @@ def test_verdicts_in_a_file_follow_from_its_losses(path: Path) -> None:
     [
         ({"recipes": ["best"]}, r"fixes model.heads at 2"),
         ({"recipes": ["adamw"], "tracks": ["nano"]}, "track 'nano' fixes nothing"),
+        (
+            {"recipes": ["adamw", "optimizer.head.lr=1"]},
+            "'optimizer.head.lr=1' is no recipe: an ent",
+        ),
         ({"recipes": ["adamw", "adamw"]}, "two entries are called 'adamw'"),
         ({"recipes": ["adamw"], "first_seed": 990, "seeds": 20}, "--first-seed 990 cannot be used"),
     ],
