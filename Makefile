@@ -57,7 +57,9 @@ fuzz: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .venv/integration/ready: .venv/ready-test
-	$(PIP) --upgrade --target .venv/integration wandb muon-optimizer
+	$(PIP) --upgrade --target .venv/integration wandb
+	$(PIP) --upgrade --no-deps --target .venv/integration \
+		muon-optimizer pytorch_optimizer schedulefree opt_einsum
 	touch $@
 
 # transformers and what it needs, and nothing of ours.

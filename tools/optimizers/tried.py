@@ -1,0 +1,191 @@
+"""Which optimizers of which packages work, and why the others do not: the table in the docs.
+
+    python -m tools.optimizers.tried                      tries all packages that are installed
+    python -m tools.optimizers.tried schedulefree         one of them, and prints what it found
+
+Every class is given the matrices of nano and tried out as before a run (speedrun/optim/foreign/
+probe.py), each package in a process of its own. It is tried with its defaults first; where the
+refusal says what to set, that is set. With no package named, docs/own-optimizer.md is written anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from speedrun.optim.errors import OptimError
+from speedrun.optim.foreign import Use
+from speedrun.optim.foreign.probe import probe
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "own-optimizer.md"
+BEGIN, END = "<!-- tried -->\n", "<!-- /tried -->\n"
+MODULES = (
+    "torch.optim", "schedulefree", "pytorch_optimizer", "torch_optimizer", "heavyball", "muon",
+    "optimi", "prodigyopt", "prodigyplus", "dadaptation", "parameterfree", "dog", "lion_pytorch",
+    "adan_pytorch", "came_pytorch", "adabelief_pytorch", "adamp", "madgrad", "grokadamw",
+    "kron_torch", "adam_mini", "galore_torch", "apollo_torch", "fira", "lomo_optim", "rose_opt",
+    "tadam", "ranger_adabelief", "bitsandbytes.optim", "torchao.optim",
+)  # fmt: skip
+SHAPES = {"mlp.up": (768, 192), "mlp.down": (192, 768), "attention.out": (192, 192)}
+SECONDS = 300  # for one class: some compile
+# What a refusal asks for, and what answers it.
+ANSWERS: tuple[tuple[str, str, Any], ...] = (
+    ("random = true", "random", True),
+    ("scheduled = false", "scheduled", False),
+    ("use_muon", "args.use_muon", True),
+    ("required positional argument: 'lr'", "args.lr", 0.001),
+    ("required optimization parameter lr", "args.lr", 0.001),
+    ("'NoneType' and 'float'", "args.lr", 0.001),
+    ("without momentum", "args.momentum", 0.9),
+)
+
+
+def classes(module: str) -> Iterator[tuple[str, type]]:
+    for name, found in sorted(vars(import_module(module)).items()):
+        is_class = inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)
+        if is_class and found is not torch.optim.Optimizer and not name.startswith("_"):
+            yield name, found
+
+
+def tried(use: str, make: type) -> dict[str, Any]:
+    """What came of one class: what had to be set, and why it was refused, if it was."""
+    members = {"hidden": [(n, Parameter(torch.zeros(s))) for n, s in SHAPES.items()]}
+    needs: dict[str, Any] = {}
+    while True:
+        args = {k.removeprefix("args."): v for k, v in needs.items() if k.startswith("args.")}
+        flags = {k: v for k, v in needs.items() if "." not in k}
+        try:
+            signal.alarm(SECONDS)
+            probe(Use(make, use, args=args, **flags), members)
+        except OptimError as error:
+            sentence = str(error)
+            answer = next((a for a in ANSWERS if a[0] in sentence and a[1] not in needs), None)
+            if answer is not None:
+                needs[answer[1]] = answer[2]
+                continue
+            return {"use": use, "needs": needs, "refused": shortened(sentence)}
+        except TimeoutError:
+            return {"use": use, "needs": needs, "refused": f"takes more than {SECONDS} s to try"}
+        finally:
+            signal.alarm(0)
+        return {"use": use, "needs": needs, "refused": ""}
+
+
+def shortened(sentence: str) -> str:
+    """The reason without the name before it, the place in the code and the advice after it."""
+    reason = sentence.partition(" (for hidden) ")[2]
+    if reason.startswith("needs "):
+        return re.split("[:,(]", reason)[0].strip()
+    reason = re.sub(r" \([\w.]+ line \d+\)", "", reason.partition("; it takes")[0])
+    return reason if len(reason) < 160 else f"{reason[:157]}..."
+
+
+def child(module: str) -> None:
+    """In a process of its own: a line of JSON for each class."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+
+    def ring(*_: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    for name, make in classes(module):
+        print(json.dumps(tried(f"{module}:{name}", make)), flush=True)
+
+
+def results(module: str) -> list[dict[str, Any]]:
+    words = [sys.executable, "-m", "tools.optimizers.tried", "--child", module]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"use"')]
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it was killed"])[-1]
+        found.append({"use": module, "needs": {}, "refused": f"ended early: {last}"})
+    return found
+
+
+def version_of(module: str) -> str:
+    package = module.partition(".")[0]
+    name = packages_distributions().get(package, [package])[0]
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "?"
+
+
+def setting(needs: dict[str, Any]) -> str:
+    return ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in needs.items())
+
+
+def row(module: str, found: list[dict[str, Any]]) -> str:
+    """What works of a package, those together that need the same."""
+    works = [one for one in found if not one["refused"]]
+    by_needs: dict[str, list[str]] = {}
+    for one in works:
+        by_needs.setdefault(setting(one["needs"]), []).append(one["use"].partition(":")[2])
+    parts = [
+        f"with {needs}: {', '.join(names)}" if needs else ", ".join(names)
+        for needs, names in sorted(by_needs.items())
+    ]
+    number = f"{len(works)} of {len(found)}"
+    return f"| `{module}` | {version_of(module)} | {number} | {'; '.join(parts) or 'none'} |"
+
+
+def section(tables: dict[str, list[dict[str, Any]]]) -> str:
+    total = sum(map(len, tables.values()))
+    works = sum(not one["refused"] for found in tables.values() for one in found)
+    refused = [one for found in tables.values() for one in found if one["refused"]]
+    return "\n".join(
+        [
+            f"{works} of {total} classes of {len(tables)} packages work, with torch "
+            f"{torch.__version__} on a CPU.",
+            "",
+            "| package | version | work | which, and what they need |",
+            "|---|---|---|---|",
+            *(row(module, found) for module, found in tables.items()),
+            "",
+            "| refused | because it |",
+            "|---|---|",
+            *(f"| `{one['use']}` | {one['refused'].replace('|', '/')} |" for one in refused),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    if names[:1] == ["--child"]:
+        child(names[1])
+        return
+    here = [name for name in names or MODULES if find_spec(name.partition(".")[0]) is not None]
+    missing = sorted(set(names or MODULES) - set(here))
+    tables = {}
+    for module in here:
+        tables[module] = results(module)
+        print(row(module, tables[module]), flush=True)
+    if names:
+        print(section(tables))
+        return
+    if missing:
+        sys.exit(f"not installed, so the page stays as it is: {', '.join(missing)}")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{section(tables)}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
