@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from speedrun.model.plan import AttentionPlan, LayerPlan, plan_layer
 TOKENS = 128  # of a row: a block of attention
 ROWS = 2
 NOISE = 0.05  # on the weights, of which many start at zero and hide what is behind them
+PLAIN = (bool, int, float, str, tuple, list, dict, set, Tensor)  # what code remembers things in
 SAME = 1e-3  # of the largest logit: what rounding explains
 
 
@@ -46,6 +48,7 @@ def try_out(model: GPT, backend: Backend, *, trains: bool) -> None:
                     hooks.callback(module.register_forward_hook(_checked(part, model)).remove)
             if trains:
                 _try_training(model, ids_BT, plan)
+                _refuse_memory(model, ids_BT, plan)
             with torch.no_grad():
                 model.eval()(ids_BT, plan)
         _refuse_look_ahead(model, ids_BT, plan)
@@ -149,6 +152,43 @@ def _try_training(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
                 f"{told}: parameter {name} gets no gradient, so it would never be trained: use it "
                 "in the forward, or set it to None"
             )
+
+
+def _refuse_memory(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
+    """What changes from one pass to the next must be in checkpoints, or no run could be resumed.
+
+    Something kept from the first pass, such as a mask, may stay: it is the same after the second.
+    """
+    before = _unsaved(model)
+    model.train()(ids_BT, plan, ids_BT.roll(-1, 1))
+    for (place, name), value in _unsaved(model).items():
+        if (place, name) in before and not _equal(before[place, name], value):
+            raise ConfigError(
+                f"{model.custom[place]} changes its {name} in every forward, which no checkpoint "
+                "holds, so that a resumed run would differ: make it a tensor and keep it with "
+                "register_buffer"
+            )
+
+
+def _unsaved(model: GPT) -> dict[tuple[str, str], Any]:
+    """By the place of a part and a name: what its modules hold beside weights and buffers."""
+    known = {*vars(nn.Module()), "part"}
+    found: dict[tuple[str, str], Any] = {}
+    for place in model.custom:
+        for module_name, module in model.get_submodule(place).named_modules():
+            held = {key: value for key, value in vars(module).items() if key not in known}
+            lost = module._non_persistent_buffers_set
+            held |= {name: buffer for name, buffer in module._buffers.items() if name in lost}
+            for key, value in held.items():
+                if isinstance(value, PLAIN):
+                    found[place, f"{module_name}.{key}".lstrip(".")] = deepcopy(value)
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(torch.equal(one, other))
+    return type(one) is type(other) and repr(one) == repr(other)
 
 
 def _place(name: str) -> str:

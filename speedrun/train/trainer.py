@@ -217,9 +217,9 @@ class Trainer:
             if other is None:
                 continue
             report = (
-                f"after step {self.progress.step} rank {other} has other weights than rank 0: "
-                f"{foreign.called} does not do the same on every rank; run it on one, or make it "
-                "depend on nothing but weights, gradients and its state"
+                f"after step {self.progress.step} rank {other} has other weights or another state "
+                f"than rank 0: {foreign.called} does not do the same on every rank; run it on one, "
+                "or make it depend on nothing but weights, gradients and its state"
             )
             with self.world.together():
                 raise RunError(report)

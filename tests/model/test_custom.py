@@ -235,6 +235,24 @@ def mine(logits, targets):
 def mine(logits, targets):
     return logits.mean() / 0
 """, "mine", {}, r"gives .* for made-up tokens: it must be finite"),
+    "a count": ("mlp", """
+class Mine(MLP):
+    calls = 0
+
+    def forward(self, x, norm):
+        self.calls += 1
+        return super().forward(x, norm) * (1 + 1e-3 * self.calls)
+""", "Mine", {}, r"changes its calls in every forward, which no checkpoint holds.*register_buffer"),
+    "a tensor beside the buffers": ("mlp", """
+class Mine(MLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("mean", torch.zeros(1), persistent=False)
+
+    def forward(self, x, norm):
+        self.mean += 1
+        return super().forward(x, norm)
+""", "Mine", {}, r"changes its mean in every forward"),
     "no module": ("mlp", """
 def mine(inner, layer):
     return layer
@@ -254,6 +272,20 @@ def test_code_that_does_not_fit_is_told_in_a_sentence(tmp_path: Path, case: str)
     config = config_of(tmp_path, source, args, **dict.fromkeys(kinds.split("+"), name))
     with pytest.raises(ConfigError, match=complaint):
         build_model(config, V, torch.float32, torch.device("cpu"), "none")
+
+
+def test_what_is_kept_from_the_first_forward_may_be_kept(tmp_path: Path) -> None:
+    source = """
+class Mine(MLP):
+    seen = 0
+
+    def forward(self, x, norm):
+        if x.size(1) > self.seen:
+            self.seen, self.kept = x.size(1), torch.ones(x.size(1), 1)
+        return super().forward(x, norm) * self.kept[: x.size(1)]
+"""
+    model = build(config_of(tmp_path, source, {}, mlp="Mine"))
+    try_out(model, "blocks", trains=True)
 
 
 def test_a_module_that_leaves_the_cache_aside_is_found_out(tmp_path: Path) -> None:

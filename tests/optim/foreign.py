@@ -48,6 +48,18 @@ class SignMomentum(Toy):
         return torch.sign(mean)
 
 
+class Rounded(Toy):
+    """An argument that is no option of its param groups."""
+
+    def __init__(self, params: Any, lr: float = 0.01, digits: int = 3) -> None:
+        super().__init__(params, lr)
+        self.digits = digits
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        assert weight.grad is not None
+        return weight.grad.round(decimals=self.digits)
+
+
 class Averaging(Toy):
     """Schedules itself: trains at a point between its average and where it would go; two modes."""
 

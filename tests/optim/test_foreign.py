@@ -216,6 +216,26 @@ def test_a_state_of_others_is_refused() -> None:
         copy.deepcopy(optimizer)
 
 
+def test_an_argument_that_was_changed_acts_on_a_loaded_state_or_is_refused() -> None:
+    flat = []
+    for beta in (0.9, 0.5):
+        net = Net()
+        optimizer = combined(net, hidden=own(toys.SignMomentum, beta=0.9))
+        train(net, optimizer, range(3))
+        saved, weights = optimizer.export_state(), net.state_dict()
+        net = Net()
+        net.load_state_dict(weights)
+        changed = combined(net, hidden=own(toys.SignMomentum, beta=beta))
+        changed.import_state(saved)
+        assert changed.foreign[0].optimizer.param_groups[0]["beta"] == beta
+        train(net, changed, range(3, 6))
+        flat.append(changed.export_state()["up.weight:mean"])
+    assert not torch.equal(*flat)
+    one, other = (combined(Net(), hidden=own(toys.Rounded, digits=n)) for n in (3, 4))
+    with pytest.raises(OptimError, match=r"the argument digits of .* cannot be changed in a run"):
+        other.import_state(one.export_state())
+
+
 def test_gradients_that_are_not_finite_reach_neither_ours_nor_theirs() -> None:
     net = Net()
     optimizer = combined(net, hidden=own(toys.SignMomentum))
@@ -345,3 +365,14 @@ def test_a_number_that_differs_between_ranks_is_in_the_digest() -> None:
         digests.append(optimizer.foreign[0].digest())
     assert digests[0] == digests[1] != digests[2]
     assert all(0 <= digest < 2**48 for digest in digests)
+
+
+def test_so_is_a_state_that_every_rank_has_a_share_of() -> None:
+    digests = []
+    for missing in ("", "", "mean"):
+        net = Net()
+        optimizer = combined(net, hidden=own(toys.SignMomentum))
+        train(net, optimizer, range(1))
+        optimizer.foreign[0].optimizer.state[net.up.weight].pop(missing, None)
+        digests.append(optimizer.foreign[0].digest())
+    assert digests[0] == digests[1] != digests[2]

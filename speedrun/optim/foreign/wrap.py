@@ -12,6 +12,7 @@ its groups and its state as it likes. Here stands what a run needs beside `step(
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections import Counter
@@ -192,7 +193,7 @@ class Foreign:
 
     def written(self) -> Written:
         """Live tensors, and the tree that says what they are."""
-        beside: dict[str, Any] = {"marks": self._marks()}
+        beside: dict[str, Any] = {"marks": self._marks(), "args": self._args()}
         if self._streams is not None:
             beside["streams"] = self._streams.plain()
         if self.has_modes:
@@ -256,6 +257,7 @@ class Foreign:
         likes = {"marks": {name: dict(vars(param)) for name, param in self.params.items()}}
         put, beside = read(tree, flat, self.optimizer, self.owner, likes)
         weights: dict[str, Tensor] = beside.get("weights", {})
+        anew = self._set_anew(json.loads(beside["args"]))
         for name, tensor in weights.items():
             if tensor.shape != self.params[name].shape:
                 raise OptimError(
@@ -266,6 +268,8 @@ class Foreign:
         @torch.no_grad()
         def load() -> None:
             put()
+            for group in self.optimizer.param_groups:
+                group.update(anew)
             for name, param in self.params.items():
                 for key in vars(param).keys() - self._marked[name]:
                     del param.__dict__[key]
@@ -277,11 +281,34 @@ class Foreign:
 
         return load
 
+    def _args(self) -> str:
+        """As a recipe has them; a caller in Python may give others, by what they look like."""
+        return json.dumps(dict(self.use.args), default=repr)
+
+    def _set_anew(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that are others than when the state was saved, as a forced resume may set."""
+        now = json.loads(self._args())
+        changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
+        groups = self.optimizer.param_groups
+        for key in changed - {"lr"}:
+            if key not in now or any(key not in group for group in groups):
+                raise OptimError(
+                    f"the argument {key} of {self.called} cannot be changed in a run: it is no "
+                    "option of its param groups; begin a new run, or set it back"
+                )
+        # The rate is set before every step, by the schedule or as it is.
+        return {key: copy.deepcopy(groups[0][key]) for key in changed if key in now}
+
     def digest(self) -> int:
-        """A number of 48 bits that differs where a parameter differs in a bit."""
+        """A number of 48 bits that differs where a parameter or its state differs in a bit.
+
+        One that shares its work out over ranks keeps another state on each, of which a checkpoint
+        would hold the first rank's alone.
+        """
         found = hashlib.sha256()
-        for param in self.params.values():
-            found.update(as_bytes(param.detach()).cpu().numpy().tobytes())
+        for key, tensor in [*self.params.items(), *sorted(self.state().items())]:
+            found.update(key.encode())
+            found.update(as_bytes(tensor.detach()).cpu().numpy().tobytes())
         return int.from_bytes(found.digest()[:6])
 
     def __reduce_ex__(self, _: Any) -> Any:
