@@ -8,7 +8,7 @@ lengths as far as the rule is concerned: what a run looks like decides nothing a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
@@ -53,6 +53,16 @@ def packages_of(config: Config) -> list[str]:
     return sorted({one.package for one in named if not one.is_file})
 
 
+def other_budget(table: Ladder, budget: str | None, entries: Collection[str]) -> str | None:
+    """What other rows of a table were tuned with, if not with this budget (None: not at all)."""
+    found = (
+        rung.tuned.budget if rung.tuned else None
+        for rung in table.rungs
+        if rung.recipe not in entries
+    )
+    return next((its or "no trials" for its in found if its != budget), None)
+
+
 class Table:
     """The rows of one track: its file, and the runs that make it."""
 
@@ -86,6 +96,14 @@ class Table:
                     f"{new}; name another folder with --out"
                 )
         return there
+
+    def refuse_other_budget(self, budget: str | None, entries: Collection[str]) -> None:
+        """All rows of a table are tuned alike; those of `entries` are made anew."""
+        if (other := other_budget(self.found, budget, entries)) is not None:
+            raise ConfigError(
+                f"{self._path} has rows tuned with {other}, and this would be one with "
+                f"{budget or 'no trials'}: tune all alike, or name another folder with --out"
+            )
 
     def add(self, name: str, recipe: str, file: str, tuned: Tuned | None, guess: int) -> int:
         """Make the row of an entry; returns the place where it ended, a guess for other tracks.

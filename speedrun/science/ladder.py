@@ -67,6 +67,8 @@ def ladder(
         for table in tables:
             table.measure(files, clock)
         return [table.found for table in tables]
+    for table in tables:
+        table.refuse_other_budget(str(tuned) if tuned else None, entries)
     files = {}
     for name, (recipe, config) in entries.items():
         found = None

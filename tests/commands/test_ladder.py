@@ -15,6 +15,7 @@ from speedrun.commands.ladder import ladder_command, print_ladder, read_tables, 
 from speedrun.commands.optimizers import document, profile
 from speedrun.commands.rungs import beaten
 from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.science.climb import other_budget
 from speedrun.science.compare import Row
 from speedrun.science.rule import ENOUGH, Z, passes
 from speedrun.science.rungs import (
@@ -225,3 +226,13 @@ def test_missing_packages_are_all_named_with_one_command(tmp_path: Path) -> None
             recipes=[str(tmp_path / "one.toml"), "adamw", str(tmp_path / "two.toml")], tracks=[],
             tuned=12, seeds=5, first_seed=0, clock=0, out=tmp_path / "out", jobs=None, write=None,
         )  # fmt: skip
+
+
+def test_rows_of_a_table_are_tuned_alike() -> None:
+    there = table(adamw=400, muon=340)
+    assert other_budget(there, "12 trials", ["soap"]) is None
+    assert other_budget(there, "48 trials", ["soap"]) == "12 trials"
+    assert other_budget(there, None, ["soap"]) == "12 trials"
+    assert other_budget(there, "48 trials", ["adamw", "muon"]) is None  # both are made anew
+    untuned = there.rungs[0].model_copy(update={"tuned": None})
+    assert other_budget(there.with_rung(untuned), "12 trials", ["muon"]) == "no trials"
