@@ -7,6 +7,7 @@ sentence in docs/own-optimizer.md.
 
 from __future__ import annotations
 
+import json
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.train import jobs
 from tests.train.children import QuickChild, on_ranks, speedrun, steps_logged
 from tests.train.heard import ALONE, Heard, losses, same_bits, tensors, train
 from tests.waiting import PATIENCE, wait_for
+from tools.optimizers.tried import RESULTS, classes, tried, version_of
 
 PACKAGES = ("pytorch_optimizer", "schedulefree", "muon", "opt_einsum")
 pytestmark = [
@@ -180,6 +182,14 @@ def test_what_cannot_work_is_refused_with_the_reason(
     config = resolve(str(bare), "nano", words(tiny_dataset)).config
     with pytest.raises(OptimError, match=REFUSED[use]):
         train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("module", ["torch.optim", "schedulefree", "muon"])
+def test_the_table_of_what_was_tried_holds(module: str) -> None:
+    """Of those whose versions are pinned; pytorch_optimizer has 139 and takes half a minute."""
+    told = json.loads(RESULTS.read_text())[module]
+    assert told["version"] == version_of(module)
+    assert [tried(f"{module}:{name}", make) for name, make in classes(module)] == told["classes"]
 
 
 def test_all_of_them_stand_in_one_race(

@@ -120,6 +120,8 @@ class Trees(Toy):
         self.numpy = np.random.default_rng(1)
         self.recent: deque[float] = deque(maxlen=3)
         self.by_id: dict[int, int] = {}
+        self.views: dict[Tensor, list[Tensor]] = {}
+        self.seen: set[str] = {"one", "two", "three", "four", "five"}
         self.function: Callable[[Tensor], Tensor] = lambda x: x  # which nobody can save
         self.buffer: Tensor | None = None
 
@@ -139,6 +141,7 @@ class Trees(Toy):
                 "what": "nothing yet",
             }
         group["calls"] += 1
+        self.views[weight] = [weight.view(-1)[1:]]
         self.count += 1
         self.by_id[id(weight)] = self.by_id.get(id(weight), 0) + 1
         first, [second] = state["pair"]

@@ -174,6 +174,8 @@ def test_state_is_by_parameter_name_with_types_strides_and_shared_memory() -> No
     assert isinstance(state["window"], toys.Window)
     assert inner.by_id == {id(other.up.weight): 2, id(other.down.weight): 2}  # type: ignore[attr-defined]
     assert inner.recent.maxlen == 3  # type: ignore[attr-defined]
+    [view] = inner.views[other.up.weight]  # type: ignore[attr-defined]
+    assert view.data_ptr() == other.up.weight.data_ptr() + 4
 
 
 def test_a_look_in_eval_mode_leaves_no_trace() -> None:

@@ -1,11 +1,12 @@
 """Which optimizers of which packages work, and why the others do not: the table in the docs.
 
-    python -m tools.optimizers.tried                      tries all packages that are installed
-    python -m tools.optimizers.tried schedulefree         one of them, and prints what it found
+    python -m tools.optimizers.tried                      all packages that are installed
+    python -m tools.optimizers.tried schedulefree         this one
 
 Every class is given the matrices of nano and tried out as before a run (speedrun/optim/foreign/
 probe.py), each package in a process of its own. It is tried with its defaults first; where the
-refusal says what to set, that is set. With no package named, docs/own-optimizer.md is written anew.
+refusal says what to set, that is set. What was found is kept in docs/results/optimizers.json, and
+docs/own-optimizer.md is written anew from it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from speedrun.optim.errors import OptimError
 from speedrun.optim.foreign import Use
 from speedrun.optim.foreign.probe import probe
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "own-optimizer.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGE, RESULTS = DOCS / "own-optimizer.md", DOCS / "results" / "optimizers.json"
+TORCH = torch.__version__.partition("+")[0]
 BEGIN, END = "<!-- tried -->\n", "<!-- /tried -->\n"
 MODULES = (
     "torch.optim", "schedulefree", "pytorch_optimizer", "torch_optimizer", "heavyball", "muon",
@@ -122,7 +125,7 @@ def version_of(module: str) -> str:
     package = module.partition(".")[0]
     name = packages_distributions().get(package, [package])[0]
     try:
-        return version(name)
+        return version(name).partition("+")[0]
     except PackageNotFoundError:
         return "?"
 
@@ -131,9 +134,9 @@ def setting(needs: dict[str, Any]) -> str:
     return ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in needs.items())
 
 
-def row(module: str, found: list[dict[str, Any]]) -> str:
+def row(module: str, found: dict[str, Any]) -> str:
     """What works of a package, those together that need the same."""
-    works = [one for one in found if not one["refused"]]
+    works = [one for one in found["classes"] if not one["refused"]]
     by_needs: dict[str, list[str]] = {}
     for one in works:
         by_needs.setdefault(setting(one["needs"]), []).append(one["use"].partition(":")[2])
@@ -141,22 +144,22 @@ def row(module: str, found: list[dict[str, Any]]) -> str:
         f"with {needs}: {', '.join(names)}" if needs else ", ".join(names)
         for needs, names in sorted(by_needs.items())
     ]
-    number = f"{len(works)} of {len(found)}"
-    return f"| `{module}` | {version_of(module)} | {number} | {'; '.join(parts) or 'none'} |"
+    number = f"{len(works)} of {len(found['classes'])}"
+    return f"| `{module}` | {found['version']} | {number} | {'; '.join(parts) or 'none'} |"
 
 
-def section(tables: dict[str, list[dict[str, Any]]]) -> str:
-    total = sum(map(len, tables.values()))
-    works = sum(not one["refused"] for found in tables.values() for one in found)
-    refused = [one for found in tables.values() for one in found if one["refused"]]
+def section(told: dict[str, Any]) -> str:
+    tried = [one for found in told.values() for one in found["classes"]]
+    refused = [one for one in tried if one["refused"]]
+    versions = " and ".join(sorted({found["torch"] for found in told.values()}))
     return "\n".join(
         [
-            f"{works} of {total} classes of {len(tables)} packages work, with torch "
-            f"{torch.__version__} on a CPU.",
+            f"{len(tried) - len(refused)} of {len(tried)} classes of {len(told)} packages work, "
+            f"with torch {versions} on a CPU.",
             "",
             "| package | version | work | which, and what they need |",
             "|---|---|---|---|",
-            *(row(module, found) for module, found in tables.items()),
+            *(row(module, found) for module, found in told.items()),
             "",
             "| refused | because it |",
             "|---|---|",
@@ -166,25 +169,28 @@ def section(tables: dict[str, list[dict[str, Any]]]) -> str:
     )
 
 
+def with_section(page: str, told: dict[str, Any]) -> str:
+    """The page with its section written anew from what was found."""
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{section(told)}\n{END}{after}"
+
+
 def main() -> None:
     names = sys.argv[1:]
     if names[:1] == ["--child"]:
         child(names[1])
         return
-    here = [name for name in names or MODULES if find_spec(name.partition(".")[0]) is not None]
-    missing = sorted(set(names or MODULES) - set(here))
-    tables = {}
-    for module in here:
-        tables[module] = results(module)
-        print(row(module, tables[module]), flush=True)
-    if names:
-        print(section(tables))
-        return
-    if missing:
-        sys.exit(f"not installed, so the page stays as it is: {', '.join(missing)}")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n{section(tables)}\n{END}{after}")
+    told: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for module in names or MODULES:
+        if find_spec(module.partition(".")[0]) is None:
+            print(f"{module} is not installed: what was found of it stays")
+            continue
+        told[module] = {"version": version_of(module), "torch": TORCH, "classes": results(module)}
+        told = {name: told[name] for name in (*MODULES, *sorted(told)) if name in told}
+        RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+        PAGE.write_text(with_section(PAGE.read_text(), told))
+        print(row(module, told[module]), flush=True)
 
 
 if __name__ == "__main__":

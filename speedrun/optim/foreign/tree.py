@@ -182,7 +182,9 @@ class _Writer:
             return {"is": kind, "of": pairs, **made_by}
         named = isinstance(value, tuple) and hasattr(value, "_fields") and self.owner.may_hold(cls)
         if cls in SEQUENCES.values() or named:
-            items = [self.node(item, f"{path}/{i}") for i, item in enumerate(value)]
+            # The order of a set is another one in another process.
+            ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            items = [self.node(item, f"{path}/{i}") for i, item in enumerate(ordered)]
             if named:
                 return {"is": "named", "class": name_of(cls), "of": items}
             most = {"most": value.maxlen} if isinstance(value, deque) else {}
@@ -258,7 +260,11 @@ class _Writer:
         if problem:
             raise self.owner.refuse(path, problem)
         node: dict[str, Node] = {"is": "tensor"}
-        if value.requires_grad:
+        # What gradients know of a view of a parameter is torch's own, and may not be asked for.
+        of_its_own = value.untyped_storage()._cdata not in self._memory
+        if of_its_own and value.grad_fn is not None:
+            raise self.owner.refuse(path, "a tensor that holds the graph of its gradient")
+        if of_its_own and value.requires_grad:
             node["requires_grad"] = True
         if isinstance(value, nn.Parameter):
             node["parameter"] = True
@@ -267,7 +273,7 @@ class _Writer:
         # The same dict is completed by `name_tensors`.
         node["where"] = {}
         self._found.append((value, node["where"], path))
-        if value.is_leaf and value.grad is not None:
+        if of_its_own and value.grad is not None:
             node["grad"] = self.node(value.grad, f"{path}.grad")
         return node
 
@@ -331,6 +337,4 @@ def tensor_problem(value: Tensor) -> str:
         return f"a {str(value.layout).removeprefix('torch.')} tensor"
     if value.is_quantized or value.is_conj() or value.is_neg():
         return "a tensor that is quantized, or conjugated or negated only when it is read"
-    if value.grad_fn is not None:
-        return "a tensor that holds the graph of its gradient"
     return ""
