@@ -40,14 +40,17 @@ run: setup
 test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/integration $(ARGS)
 
+# Tests that take both cores without asking for one alone.
+SHARED := $(patsubst %,tests/integration/test_%.py,documented_commands foreign_optimizers error_rates)
+
 # Every command of the documents, and their site; heavy packages that nothing else needs, in folders of their own; exports and the server
 # as others use them, in environments without this package; the kernels under sanitizers and as every compiler here builds
 # them, for every CPU that runs here or is emulated.
 integration: .venv/integration/ready .venv/clean/ready .venv/peers/ready .venv/ready-docs
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest -n 2 --dist worksteal \
-		tests/integration/test_documented_commands.py $(ARGS)
+		$(SHARED) $(ARGS)
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration \
-		--ignore tests/integration/test_documented_commands.py $(ARGS)
+		$(SHARED:%=--ignore %) $(ARGS)
 	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal tests/model \
 		-k "clang or aarch64 or hot_loops" $(ARGS)
 

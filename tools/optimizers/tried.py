@@ -5,7 +5,7 @@
 
 Every class is given the matrices of nano and tried out as before a run (speedrun/optim/foreign/
 probe.py), each package in a process of its own. It is tried with its defaults first; where the
-refusal says what to set, that is set. What was found is kept in docs/results/optimizers.json, and
+refusal says what to set, that is set. What was found is kept in docs/optimizers-tried.json, and
 docs/own-optimizer.md is written anew from it.
 """
 
@@ -33,7 +33,7 @@ from speedrun.optim.foreign import Use
 from speedrun.optim.foreign.probe import probe
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-PAGE, RESULTS = DOCS / "own-optimizer.md", DOCS / "results" / "optimizers.json"
+PAGE, RESULTS = DOCS / "own-optimizer.md", DOCS / "optimizers-tried.json"
 TORCH = torch.__version__.partition("+")[0]
 BEGIN, END = "<!-- tried -->\n", "<!-- /tried -->\n"
 MODULES = (
