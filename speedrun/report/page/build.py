@@ -92,7 +92,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    config = group.config
+    config, optimizer = group.config, group.config.optimizer
     return {
         "label": group.label,
         "recipe": config.recipe,
@@ -100,7 +100,7 @@ def _group(group: Group) -> dict[str, Any]:
         "steps": config.steps,
         "batch_tokens": config.batch.tokens,
         "validation_every": config.validation.every,
-        "optimizer": config.optimizer.kind,
+        "optimizer": optimizer.hidden.use if optimizer.kind == "own" else optimizer.kind,
         "own_code": own_code_text(config),
         "schedules": schedules(config, group.runs[0].rates),
     }
