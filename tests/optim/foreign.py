@@ -121,6 +121,7 @@ class Trees(Toy):
         self.recent: deque[float] = deque(maxlen=3)
         self.by_id: dict[int, int] = {}
         self.views: dict[Tensor, list[Tensor]] = {}
+        self.by_address: dict[tuple[int, int], Tensor] = {}
         self.seen: set[str] = {"one", "two", "three", "four", "five"}
         self.function: Callable[[Tensor], Tensor] = lambda x: x  # which nobody can save
         self.buffer: Tensor | None = None
@@ -142,6 +143,7 @@ class Trees(Toy):
             }
         group["calls"] += 1
         self.views[weight] = [weight.view(-1)[1:]]
+        self.by_address[(weight.view(-1)[1:].data_ptr(), 1)] = weight
         self.count += 1
         self.by_id[id(weight)] = self.by_id.get(id(weight), 0) + 1
         first, [second] = state["pair"]

@@ -176,6 +176,7 @@ def test_state_is_by_parameter_name_with_types_strides_and_shared_memory() -> No
     assert inner.recent.maxlen == 3  # type: ignore[attr-defined]
     [view] = inner.views[other.up.weight]  # type: ignore[attr-defined]
     assert view.data_ptr() == other.up.weight.data_ptr() + 4
+    assert inner.by_address[view.data_ptr(), 1] is other.up.weight  # type: ignore[attr-defined]
 
 
 def test_a_look_in_eval_mode_leaves_no_trace() -> None:
@@ -214,6 +215,10 @@ def test_a_state_of_others_is_refused() -> None:
         few.import_state(flat)
     same(net, before)
     assert all(same_bits(tensor, flat[k]) for k, tensor in optimizer.export_state().items())
+    modes = combined(net, hidden=own(toys.Averaging)).export_state()
+    modes["[hidden]:weights/up.weight"] = torch.zeros(3)
+    with pytest.raises(OptimError, match=r"saved weights of up\.weight have shape \(3,\)"):
+        combined(Net(), hidden=own(toys.Averaging)).import_state(modes)
     with pytest.raises(OptimError, match="cannot be copied or pickled"):
         copy.deepcopy(optimizer)
 

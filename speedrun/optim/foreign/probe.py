@@ -112,6 +112,8 @@ class _Trial:
     def run(self) -> None:
         steps = self.steps
         one, two = self.copy(), self.copy()
+        with two.foreign.evaluating():  # as for a validation before the first step
+            pass
         for step in range(steps):
             self.advance(one, step)
             self.advance(two, step)

@@ -133,7 +133,6 @@ class _Writer:
         self.owner, self.label = owner, label
         self.tensors: dict[str, Tensor] = {}
         self._ids = {id(param): name for name, param in owner.params.items()}
-        self._addresses = {p.data_ptr(): name for name, p in owner.params.items() if p.numel()}
         self._memory = {p.untyped_storage()._cdata: name for name, p in owner.params.items()}
         self._numbers: dict[int, int] = {}
         self._alive: list[object] = []  # so that no id is used twice
@@ -231,19 +230,27 @@ class _Writer:
             return {"is": "key", "of": [self._key(part, path) for part in key]}
         if type(key) is int and key in self._ids:
             return {"is": "id", "name": self._ids[key]}
-        if type(key) is int and key in self._addresses:
-            return {"is": "address", "name": self._addresses[key]}
+        if type(key) is int and (place := self._place(key)):
+            return {"is": "address", "name": place[0], "offset": place[1]}
         node = self.node(key, path)
         if node is KEPT:
             raise self.owner.refuse(path, f"a mapping by {type(key).__name__}")
         return node
+
+    def _place(self, address: int) -> tuple[str, int] | None:
+        """The parameter in whose memory an address lies, and where in it."""
+        for name, param in self.owner.params.items():
+            offset = address - param.data_ptr()
+            if 0 <= offset < param.nbytes:
+                return name, offset
+        return None
 
     def _below(self, path: str, key: Any) -> str:
         if isinstance(key, Tensor):
             name = self._ids.get(id(key), "tensor")
             return f"{name}:" if path == "state" else f"{path}/{name}"
         if type(key) is int:
-            key = self._ids.get(key) or self._addresses.get(key) or key
+            key = self._ids.get(key) or (self._place(key) or [key])[0]
         part = str(key) if isinstance(key, str | int | float) else type(key).__name__
         return f"{path}{part}" if path.endswith(":") else f"{path}/{part}"
 

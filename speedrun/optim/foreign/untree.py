@@ -156,7 +156,9 @@ class _Reader:
     def _simple(self, node: Node, kind: str, path: str) -> Any:
         if kind in ("param", "id", "address"):
             param = self._param(node["name"])
-            return param if kind == "param" else id(param) if kind == "id" else param.data_ptr()
+            if kind == "address":
+                return param.data_ptr() + node["offset"]
+            return param if kind == "param" else id(param)
         of = node["of"]
         if kind == "key":
             return tuple(self.value(part, None, path) for part in of)

@@ -198,12 +198,23 @@ class Foreign:
             beside["streams"] = self._streams.plain()
         if self.has_modes:
             beside["weights"] = {n: param.detach().clone() for n, param in self.params.items()}
-        written = write(self.optimizer, self.owner, self.label, beside)
+        with self._saving():
+            written = write(self.optimizer, self.owner, self.label, beside)
         for name, node in written.tree["root"].items():
             value, first = vars(self.optimizer).get(name), self._fixed.get(name)
             if node == KEPT and first is not None and first is not value:
                 raise self.owner.refuse(name, f"a {type(value).__name__} that was exchanged")
         return written
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """What it holds may have a mind of its own about being looked at, or made anew."""
+        try:
+            yield
+        except OptimError:
+            raise
+        except Exception as error:
+            raise OptimError(f"{self.called} cannot be saved exactly: {gist(error)}") from error
 
     def _marks(self) -> dict[str, dict[str, Any]]:
         """What it wrote onto the parameters themselves."""
@@ -255,14 +266,15 @@ class Foreign:
         tree = self._tree(flat)
         # Copies: what stands beside it now is compared, and not filled anew.
         likes = {"marks": {name: dict(vars(param)) for name, param in self.params.items()}}
-        put, beside = read(tree, flat, self.optimizer, self.owner, likes)
-        weights: dict[str, Tensor] = beside.get("weights", {})
+        with self._saving():
+            put, beside = read(tree, flat, self.optimizer, self.owner, likes)
         anew = self._set_anew(json.loads(beside["args"]))
-        for name, tensor in weights.items():
-            if tensor.shape != self.params[name].shape:
+        for name, param in self.params.items():
+            saved = flat.get(f"{self.label}:weights/{name}", param)
+            if saved.shape != param.shape:
                 raise OptimError(
-                    f"the saved weights of {name} have shape {tuple(tensor.shape)}, but the "
-                    f"parameter has {tuple(self.params[name].shape)}; use the model of the state"
+                    f"the saved weights of {name} have shape {tuple(saved.shape)}, but the "
+                    f"parameter has {tuple(param.shape)}; use the model of the state"
                 )
 
         @torch.no_grad()
@@ -274,9 +286,9 @@ class Foreign:
                 for key in vars(param).keys() - self._marked[name]:
                     del param.__dict__[key]
                 param.__dict__.update(beside["marks"].get(name, {}))
-            for name, tensor in weights.items():
+            for name, tensor in beside.get("weights", {}).items():
                 self.params[name].copy_(tensor)
-            if self._streams is not None:
+            if self._streams is not None and "streams" in beside:
                 self._streams = Streams(**beside["streams"])
 
         return load
