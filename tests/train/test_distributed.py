@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -146,7 +147,9 @@ def test_a_dead_rank_takes_the_job_down(tiny_dataset: Path, tmp_path: Path) -> N
     _, errors = job.communicate(timeout=PATIENCE)  # gloo itself would wait for half an hour
     assert job.returncode == 1
     assert "rank 1 ended first, with signal 9" in errors
-    assert "rank 0 stops because another rank has gone" in errors
+    # Awake again, it finds rank 1 gone, or torchrun's signal to end before it has looked.
+    noticed = "rank 0 stops because another rank has gone" in errors
+    assert noticed or re.search(r"closing signal SIGTERM", errors)
     assert "Traceback" not in errors
 
 
