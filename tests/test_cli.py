@@ -110,6 +110,21 @@ def test_train_and_sample(tiny_dataset: Path, tmp_path: Path) -> None:
     assert_one_sentence(again, 1, "already holds a run", "complete", "another --run")
 
 
+def test_sets_have_the_same_order_in_every_process_of_a_run(tmp_path: Path) -> None:
+    """Code of a user's own that goes by it does the same when a run is resumed."""
+    (tmp_path / "mine.py").write_text(
+        "def rate(step, total):\n    return 1.0\n\nprint('hashed', hash('momentum'))\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'extends = "modern"\ncustom.schedule = { use = "mine.py:rate" }\n'
+    )
+    words = ("train", "mine.toml", "--track", "pico", "--dry-run")
+    said = [speedrun(*words, cwd=tmp_path).stdout for _ in range(2)]
+    first, second = ([line for line in one.splitlines() if "hashed" in line] for one in said)
+    assert len(first) == 1
+    assert first == second
+
+
 def test_a_dataset_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     done = speedrun("train", "modern", "--run", tmp_path / "run", f"data.dir={tmp_path}/none")
     assert_one_sentence(done, 1, "none")

@@ -24,8 +24,8 @@ from torch import Tensor
 from speedrun.bench.attention import HEADS, sparse_round
 from speedrun.bench.step import nano_config, nano_trainer
 from speedrun.bench.timing import Figures, seconds_of, take_turns
+from speedrun.config.architecture import BLOCK
 from speedrun.config.resolve import resolve
-from speedrun.config.schema import BLOCK
 from speedrun.data.loader import Loader
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.model.gpt import GPT

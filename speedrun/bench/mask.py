@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from speedrun.bench.attention import WINDOW, mixed_documents
 from speedrun.bench.timing import Figures, take_turns
-from speedrun.config.schema import BLOCK
+from speedrun.config.architecture import BLOCK
 from speedrun.model.mask import block_lists, first_key
 from speedrun.model.plan import flex_mask
 

@@ -126,7 +126,7 @@ def _names(kind: Literal["recipe", "track"], incomplete: str) -> list[str]:
 
 def override(incomplete: str) -> list[str]:
     """`model.lay` goes on as `model.layers=`, and `model.norm=` as each of its values."""
-    from speedrun.config.resolve import schema_fields, settable
+    from speedrun.config.keys import schema_fields, settable
 
     key, equals, _ = incomplete.partition("=")
     fields = {name: field for name, field in schema_fields() if "." in name and settable(name)}
@@ -169,7 +169,7 @@ def _folders(incomplete: str) -> Iterator[str]:
 def switches(incomplete: str) -> list[str]:
     """A key, or the name of a technique."""
     from speedrun.config.fields import Technique
-    from speedrun.config.resolve import schema_fields
+    from speedrun.config.keys import schema_fields
 
     marks = [mark for _, field in schema_fields() for mark in field.metadata]
     names = [mark.name for mark in marks if isinstance(mark, Technique)]

@@ -177,17 +177,34 @@ def ladder(
         ),
     ] = None,
     tuned: Annotated[
-        int, typer.Option(help="Trials in which each entry's rates are tuned; 0: as stated.", min=0)
-    ] = 12,
-    seeds: Annotated[int, typer.Option(help="Runs of each length that counts.", min=2)] = 5,
-    first_seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
+        int | None,
+        typer.Option(help="Trials for each entry's rates and momentum; 0: as recipes state them.",
+                     min=0, show_default="20"),
+    ] = None,
+    retune: Annotated[
+        bool, typer.Option("--retune", help="Built-in entries, too, which have been tuned before.")
+    ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Runs of each length that counts.", min=2, show_default="5"),
+    ] = None,
+    first_seed: Annotated[
+        int | None, typer.Option(help="The first of them.", min=0, show_default="0")
+    ] = None,
     clock: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="Measure seconds and memory of rows that are there: so many runs of each, one at "
-            "a time. For a machine with nothing else to do.", min=0, show_default=False,
+            "a time. For a machine with nothing else to do.", min=1, show_default=False,
         ),
-    ] = 0,
+    ] = None,
+    spread: Annotated[
+        int | None,
+        typer.Option(
+            help="Measure the spread that a track states as sigma: so many runs of each entry, "
+            "every one with another seed.", min=1, show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder; rows and finished runs stay.")] = Path(
         "races/ladder"
     ),
@@ -200,8 +217,8 @@ def ladder(
     from speedrun.commands.ladder import ladder_command
 
     ladder_command(
-        recipes=recipes or [], tracks=track or [], tuned=tuned, seeds=seeds, first_seed=first_seed,
-        clock=clock, out=out, jobs=jobs, write=write,
+        recipes=recipes or [], tracks=track or [], tuned=tuned, retune=retune, seeds=seeds,
+        first_seed=first_seed, clock=clock, spread=spread, out=out, jobs=jobs, write=write,
     )  # fmt: skip
 
 

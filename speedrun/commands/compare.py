@@ -11,7 +11,8 @@ from typing import Any
 from speedrun.config.own_code import own_code, own_code_text
 from speedrun.files import finite
 from speedrun.science.compare import Row
-from speedrun.science.sides import Comparison, Result, Side, compare_runs
+from speedrun.science.side import Side
+from speedrun.science.sides import Comparison, Result, compare_runs
 from speedrun.terminal.console import print_table, size_text
 
 TITLES = {

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from speedrun.science.compare import Row
-from speedrun.science.rule import ENOUGH, Sigma
-from speedrun.science.rungs import Result, Rung
+from speedrun.science.rule import Z
+from speedrun.science.rungs import Ladder, Result, Rung, Verdicts, lengths_of
+from speedrun.science.spread import pooled
 from speedrun.terminal.console import size_text
 
 
@@ -21,13 +22,15 @@ def memory_text(rung: Rung) -> str:
     return size_text(max(sizes)) if sizes else "-"
 
 
-def rule_text(sigma: Sigma | None, seeds: int) -> str:
-    """The rule with the spread that was measured."""
-    if sigma is None:
-        return "no spread between seeds is known yet"
-    name = "" if sigma.df >= ENOUGH else ", Student's t with so few degrees of freedom"
-    return (f"(target - mean) x sqrt({seeds}) >= {sigma.factor:.2f} x {sigma.value:.4f}, the "
-            f"spread between seeds ({sigma.df} degrees of freedom{name})")  # fmt: skip
+def rule_text(table: Ladder) -> str:
+    """The rule with the track's own spread."""
+    return f"(target - mean) x sqrt({len(table.seeds)}) >= {Z:.2f} x {table.sigma:g}"
+
+
+def own_spread(found: Verdicts, name: str) -> str:
+    """Of one row, between the seeds of a length."""
+    spread = pooled(lengths_of(found.searches[name]).values())
+    return f"{spread.value:.4f}" if spread else "-"
 
 
 def crossing_text(row: Row) -> str:

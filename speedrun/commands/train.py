@@ -11,11 +11,12 @@ from pathlib import Path
 from speedrun.commands.sample import sample_command
 from speedrun.config.idle import idle
 from speedrun.config.own_code import own_code_text, with_installed
-from speedrun.config.resolve import Resolved, change, resolve, toml_text
+from speedrun.config.resolve import Resolved, change, is_commands_own, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.fit import Fitted, name_of
 from speedrun.errors import ConfigError, DataError, RunError, quoted, shortened
+from speedrun.processes import OF_A_COMMAND
 from speedrun.terminal.console import console, print_table, size_text
 from speedrun.terminal.program import command
 from speedrun.train.request import Request
@@ -82,6 +83,12 @@ def _resolve(request: Request) -> tuple[Resolved, RunFolder]:
             f"the recipe comes before the overrides, and {quoted(request.recipe)} is "
             "none: write speedrun train RECIPE KEY=VALUE..."
         )
+    for word in request.overrides:
+        if is_commands_own(word) and OF_A_COMMAND not in os.environ:
+            raise ConfigError(
+                f"{quoted(word)} cannot be used: key:=value is what race, ablate, tune and ladder "
+                "write for their own runs; write key=value"
+            )
     resolved = resolve(request.recipe, request.track, request.overrides, options)
     folder = request.folder
     return resolved, RunFolder(folder) if folder else RunFolder.default(resolved.config)

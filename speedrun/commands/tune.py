@@ -38,7 +38,7 @@ def tune_command(
     allowed = Budget.parse(budget)
     ranges = [Range.parse(text) for text in over]
     if not ranges:
-        ranges = default_ranges(resolve(recipe, track, overrides).config)
+        ranges = default_ranges(resolve(recipe, track, overrides).config, track)
         say("searching " + ", ".join(map(str, ranges)))
     try_code(resolve(recipe, track, overrides).config)
     found = tune(recipe=recipe, track=track, over=ranges, budget=allowed, seeds=seeds, out=out,

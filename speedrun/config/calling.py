@@ -42,22 +42,37 @@ def telling(what: str, function: Any, doing: str) -> Iterator[None]:
         yield
     except SpeedrunError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(told(what, error, function, doing)) from error
 
 
-def told(what: str, error: Exception, function: Any, doing: str) -> str:
+def told(what: str, error: BaseException, function: Any, doing: str) -> str:
     where = line_of(error, function)
-    text = re.sub(r"\s+", " ", str(error))[:300]
-    reason = f"{type(error).__name__}: {text}".removesuffix(": ")
-    return f"{what} fails {doing}{f', in {where}' if where else ''}: {reason}; mend it"
+    return f"{what} fails {doing}{f', in {where}' if where else ''}: {reason(error)}; mend it"
 
 
-def line_of(error: Exception, function: Any) -> str:
-    """The innermost line of this code's own that an error came through; empty if there is none."""
+def gist(error: BaseException, function: Any) -> str:
+    """Type, message and place of an error that came out of this code."""
+    where = line_of(error, function)
+    return f"{reason(error)} ({where})" if where else reason(error)
+
+
+def reason(error: BaseException) -> str:
+    try:
+        text = re.sub(r"\s+", " ", str(error))[:300].rstrip(".")
+    except Exception:  # of a class of the user's own, whatever its __str__ does
+        text = ""
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def line_of(error: BaseException, function: Any) -> str:
+    """The innermost line of this code's own that an error came through; empty if there is none.
+
+    Lines of torch tell nobody anything.
+    """
     package = str(getattr(function, "__module__", "")).partition(".")[0]
     found, trace = "", error.__traceback__
-    while trace is not None:
+    while trace is not None and package != "torch":
         frame = trace.tb_frame
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
             found = f"line {trace.tb_lineno} of {Path(frame.f_code.co_filename).name}"

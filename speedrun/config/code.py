@@ -18,9 +18,10 @@ import keyword
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple, Self
@@ -169,7 +170,8 @@ def _read(path: Path, use: str) -> bytes:
             raise ConfigError(f"{quoted(use)} names {path.name}, which is no source of a program")
         return path.read_bytes()
     except OSError as error:
-        near = get_close_matches(path.name, [one.name for one in path.parent.glob("*.py")], n=1)
+        others = (one.name for one in path.parent.glob("*.py") if one.is_file())
+        near = get_close_matches(path.name, [*others], n=1)
         hint = f"; nearest: {quoted(near[0])}" if near else ""
         raise ConfigError(
             f"{quoted(use)} names a file that cannot be read, {quoted(str(path))}: "
@@ -179,7 +181,10 @@ def _read(path: Path, use: str) -> bytes:
 
 @cache
 def package_hash(package: str) -> str | None:
-    """Of all source files of an installed package, or of its version; None: it is not installed."""
+    """Of an installed package's version and source files; None: it is not installed.
+
+    What is compiled in it is known by the version alone, and so are packages of many files.
+    """
     try:
         spec = importlib.util.find_spec(package)  # a top-level name: found, and not imported
     except (ImportError, ValueError):
@@ -187,23 +192,35 @@ def package_hash(package: str) -> str | None:
     if spec is None:
         return None
     digest = hashlib.sha256(package.encode())
-    if package in BY_VERSION:
-        try:
-            digest.update(version(package).encode())
-        except PackageNotFoundError:
-            return None
-        return digest.hexdigest()
-    for name, path in _sources(spec):
-        digest.update(f"\0{name}\0".encode())
-        digest.update(path.read_bytes())
+    digest.update(f"\0{package_version(package)}".encode())
+    if package not in BY_VERSION:
+        for name, path in _sources(spec):
+            digest.update(f"\0{name}\0".encode())
+            try:
+                digest.update(path.read_bytes())
+            except OSError as error:
+                raise ConfigError(
+                    f"package {package} cannot be read: {path.name}: {error.strerror}; mend it"
+                ) from None
     return digest.hexdigest()
+
+
+def package_version(package: str) -> str:
+    """What it was installed as, with the version; the package's name for what never was."""
+    with suppress(PackageNotFoundError):
+        return f"{package} {version(package)}"
+    for name in packages_distributions().get(package, ()):  # which reads what all of them hold
+        with suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return package
 
 
 def _sources(spec: importlib.machinery.ModuleSpec) -> Iterator[tuple[str, Path]]:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
-            yield path.relative_to(folder).as_posix(), path
+            if path.is_file():  # an editor's lock is a link to nowhere
+                yield path.relative_to(folder).as_posix(), path
     if not folders and spec.origin and Path(spec.origin).is_file():
         yield Path(spec.origin).name, Path(spec.origin)
 

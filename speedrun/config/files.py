@@ -30,8 +30,9 @@ NOTES: dict[str, tuple[type, ...]] = {
     "scale": (dict,),
     "fixed": (list,),
     "free": (list,),
+    "sigma": (float,),
 }
-TRACKS_NOTES = ("scale", "fixed", "free")
+TRACKS_NOTES = ("scale", "fixed", "free", "sigma")
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
             raise ConfigError(
                 f"{key} = {quoted(value)} cannot be used in {kind} {path.name!r}: "
                 "extends and why are texts, published_minutes a number, scale a track's table, "
-                "fixed and free a track's lists of keys"
+                "fixed and free a track's lists of keys, sigma a track's number below 1"
             )
     shown = path.stem if path.parent in (FOLDERS[kind], OPTIMIZERS) else name
     return Layer(kind, shown, notes, dict(flatten(table)), path.parent), path

@@ -15,13 +15,15 @@ RATE_KEYS = ("shape", "warmup", "cooldown", "floor")
 
 
 def idle(resolved: Resolved) -> list[str]:
-    """A sentence for each value that does nothing, if it or what it needs is set by hand."""
+    """A sentence for each value that does nothing, if it or what it needs is set by hand.
+
+    So is a value in the very file that names code to be used in its place.
+    """
     found = []
     for key, needed, unused in _unread(resolved.config):
-        if unused and {"override", "option"} & {
-            resolved.origin.get(key),
-            resolved.origin.get(needed),
-        }:
+        origins = {resolved.origin.get(key), resolved.origin.get(needed)}
+        beside_code = needed.endswith(".use") and len(origins) == 1 and None not in origins
+        if unused and (beside_code or {"override", "option"} & origins):
             found.append(f"{key} changes nothing here: nothing reads it with {needed} as it is")
     return found
 

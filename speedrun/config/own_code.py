@@ -6,7 +6,9 @@ originals have changed or are gone. A config that was read from a run finds its 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from speedrun.config.code import copy_of, found, hash_here
@@ -21,6 +23,18 @@ def own_code(config: Config) -> dict[str, str]:
 def own_code_text(config: Config) -> str:
     """In one line; empty where there is none."""
     return ", ".join(f"{table} {text}" for table, text in own_code(config).items())
+
+
+def say_own_code(config: Config) -> None:
+    """On stderr, before it runs: whoever looks at a run of somebody else's is to know."""
+    parts = {f"custom.{part}": used.text for part, used in config.custom if used.use}
+    if parts:
+        _say_once(", ".join(f"{part} {text}" for part, text in parts.items()))
+
+
+@cache
+def _say_once(code: str) -> None:
+    print(f"speedrun: code of the run's own is run here, too: {code}", file=sys.stderr)
 
 
 def with_code(config: Config, changes: Mapping[str, Mapping[str, str]]) -> Config:

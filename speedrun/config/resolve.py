@@ -13,22 +13,20 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
-from speedrun.config.code import WORKED_OUT, code_tables, found
+from speedrun.config.code import found
 from speedrun.config.experiment import all_differences, all_values
-from speedrun.config.fields import Technique
 from speedrun.config.files import Kind, built_in, chain, flatten, is_path, read_toml
 from speedrun.config.fixed import of_layers
+from speedrun.config.keys import CODE_TABLES, check_known, describe, settable, whole, with_lists
 from speedrun.config.scaling import read_scaling
 from speedrun.config.schema import MOVED, Config
 from speedrun.errors import ConfigError, quoted
@@ -66,53 +64,6 @@ class Resolved:
         ]
 
 
-def schema_fields(
-    model: type[BaseModel] = Config, prefix: str = ""
-) -> Iterator[tuple[str, FieldInfo]]:
-    """Every key of the schema with its declaration."""
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from schema_fields(info.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", info
-
-
-@cache
-def describe() -> dict[str, str]:
-    """Every key of the schema with its description."""
-    return {key: info.description or "" for key, info in schema_fields()}
-
-
-CODE_TABLES = tuple(code_tables(Config))
-
-
-def is_argument(key: str) -> bool:
-    """Whether a key is an argument of code that a recipe names, which no schema can know."""
-    return any(key.startswith(f"{table}.args.") for table in CODE_TABLES)
-
-
-def settable(key: str) -> bool:
-    """Whether a file or a user may set a key of the schema; some follow from others."""
-    table, _, last = key.rpartition(".")
-    return table not in CODE_TABLES or last not in WORKED_OUT
-
-
-def techniques(config: Config) -> dict[str, dict[str, Any]]:
-    """The techniques a config has by name, each with the values by key that take it out."""
-    values = all_values(config)
-    found: dict[str, dict[str, Any]] = {
-        mark.name: {key: mark.off, **mark.also}
-        for key, info in schema_fields()
-        for mark in info.metadata
-        if isinstance(mark, Technique)
-        and (values[key] != mark.off if mark.on is None else values[key] == mark.on)
-    }
-    for part, used in config.custom:
-        if used.use:
-            found[f"custom {part} {used.named.name}"] = {f"custom.{part}.use": ""}
-    return found
-
-
 def parse_override(text: str) -> tuple[str, Any]:
     """`key=value`, the value read as TOML and, failing that, as a bare string."""
     key, equals, value = text.partition("=")
@@ -134,24 +85,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     return key.strip(), read["value"]
 
 
-def check_known(key: str, origin: str) -> None:
-    """Refuse a key that is no setting; `origin` says where it stands."""
-    known = describe()
-    if key in ("recipe", "track"):
-        raise ConfigError(f"{key!r} ({origin}) is the {key}'s name, not a setting: leave it out")
-    table, _, last = key.rpartition(".")
-    if not settable(key):
-        raise ConfigError(f"{key!r} ({origin}) follows from {table}.use: leave it out")
-    if key in known or is_argument(key):
-        return
-    if key in MOVED:
-        raise ConfigError(f"{key!r} ({origin}) is now called {MOVED[key]!r}: write that")
-    inside = [name for name in known if name.startswith(f"{key}.")]
-    if inside:
-        raise ConfigError(f"{key!r} ({origin}) is a table; set one of {', '.join(inside)}")
-    same_last = [name for name in known if name.rpartition(".")[2] == last]
-    near = get_close_matches(key, same_last or known, n=1, cutoff=0.0)
-    raise ConfigError(f"unknown key {quoted(key)} ({origin}); nearest known: {near[0]!r}")
+def is_commands_own(word: str) -> bool:
+    """Whether an override sets what a track may fix, `key:=value`."""
+    return word.partition("=")[0].removesuffix(":") in COMMANDS_OWN and ":=" in word
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,6 +127,11 @@ class _Stack:
         for table in CODE_TABLES:
             if isinstance(layer.get(f"{table}.args"), dict):  # of an override: {lr = 0.1}
                 layer |= dict(flatten(layer.pop(f"{table}.args"), f"{table}.args."))
+        if any(whole(key) != key for key in layer):
+            # Whoever names other code has none of the arguments of the one before.
+            gone = tuple(f"{table}.args." for table in CODE_TABLES if f"{table}.use" in layer)
+            below = {key: value for key, value in self.values.items() if not key.startswith(gone)}
+            layer = with_lists(layer, {**_defaults(), **below})
         for key, value in layer.items():
             check_known(key, source)
             self._set(key, value, source)
@@ -274,6 +215,11 @@ class _Stack:
             self.height[key] = len(self.layers)  # that of the track's values, which come next
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    return all_values(Config())
+
+
 def _validate(values: Mapping[str, Any], origin: Mapping[str, str]) -> Config:
     try:
         return Config.model_validate(nest(values))
@@ -323,7 +269,7 @@ def resolve(
     stack.loosen_tokenizer()
     config = _validate(stack.values, stack.origin)
     if fixed:
-        commands = {word.partition(":=")[0] for word in overrides} & {*COMMANDS_OWN}
+        commands = {word.partition(":=")[0] for word in overrides if is_commands_own(word)}
         fixed.refuse_changes(plain, all_values(config), stack.origin, commands)
     return Resolved(config, stack.origin, stack.for_other_text(), stack.usual_text, notes)
 
@@ -333,6 +279,7 @@ def recipe_value(key: str, value: float, track: str) -> float:
 
     Refused where no recipe decides: the track sets the key, or derives one key from another.
     """
+    key = whole(key)  # no track scales a list
     for layer in reversed(chain("track", track)):
         if key in layer.values:
             raise ConfigError(

@@ -15,13 +15,15 @@ again by whoever resumes or checks a run, so it must give the same then.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from speedrun.config.architecture import BLOCK, TOKEN_UNIT
 from speedrun.config.calling import call
 from speedrun.config.code import UsedCode, load
-from speedrun.config.schema import BLOCK, TOKEN_UNIT, Config
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted
 
 
@@ -100,7 +102,7 @@ def _own_multiplier(used: UsedCode, step: int, total: int) -> float:
     when = f"at step {step} of {total}"
     value = call("custom.schedule", used, function, step, total, doing=when)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
+    if not number or not 0 <= value <= sys.float_info.max:
         raise ConfigError(
             f"custom.schedule ({used.use}) gives {quoted(value)} {when}: the multiplier of the "
             "learning rates is a number that is finite and 0 or more"

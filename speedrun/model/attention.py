@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.optimizer import Role
-from speedrun.config.schema import ModelConfig
 from speedrun.model.block_sparse import block_sparse_attention
 from speedrun.model.cache import LayerCache
 from speedrun.model.fused import blend, offset_keys, with_previous

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import torch
 
-from speedrun.config.schema import BLOCK
+from speedrun.config.architecture import BLOCK
 from speedrun.errors import ConfigError, quoted
 from speedrun.model import block_sparse, native
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.optimizer import Role
-from speedrun.config.schema import ModelConfig
 from speedrun.model.attention import Attention
 from speedrun.model.cache import LayerCache
 from speedrun.model.fused import blend, relu_squared

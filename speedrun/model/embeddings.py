@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.optimizer import Role
-from speedrun.config.schema import ModelConfig
 from speedrun.model.cache import Cache
 
 Ids = TypeVar("Ids", int, Tensor)

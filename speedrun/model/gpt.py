@@ -13,8 +13,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.optimizer import Role
-from speedrun.config.schema import ModelConfig
 from speedrun.model.block import Block
 from speedrun.model.cache import Cache
 from speedrun.model.embeddings import Bigrams, Table, ValueEmbeddings, previous_tokens

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.optimizer import Role
-from speedrun.config.schema import ModelConfig
 from speedrun.model.fused import rms_norm
 from speedrun.model.products import linear
 

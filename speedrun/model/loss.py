@@ -11,8 +11,8 @@ Shapes: B batch, T time, D width, V vocabulary.
 import torch
 from torch import Tensor, nn
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.schedule import Settings
-from speedrun.config.schema import ModelConfig
 from speedrun.model.products import head_loss, token_losses
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from speedrun.config.schema import BLOCK
+from speedrun.config.architecture import BLOCK
 
 # What a window w counts (the values of attention.window); query q sees key k only if
 #   tokens           q - k < w

@@ -19,15 +19,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.calling import call, line_of, told
 from speedrun.config.code import UsedCode, load
-from speedrun.config.schema import Config, ModelConfig
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, SpeedrunError, quoted
 from speedrun.model.attention import Attention
 from speedrun.model.block import MLP, Block
@@ -35,9 +35,9 @@ from speedrun.model.fused import softcap
 from speedrun.model.initial import init_as_gpt2
 from speedrun.model.loss import Loss
 from speedrun.model.products import linear
+from speedrun.streams import Streams
 
 JUDGED = ("forward", "validation_loss", "of_each")  # of the loss: what validation reports
-SEEDS = 2**63
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,7 @@ class Parts:
     @staticmethod
     def _made(part: Part, layer: int, config: ModelConfig, *given: Any) -> nn.Module:
         """By random numbers of its own, which follow from those of the model."""
-        own = sha256(f"{torch.initial_seed()} {part.key} {layer}".encode()).digest()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int.from_bytes(own[:8]) % SEEDS)
+        with Streams.of(torch.initial_seed(), part.key, layer).used():
             made = part.make(*given, doing=f"for layer {layer}")
             if config.init == "gpt2" and given[0] is config:
                 init_as_gpt2(made, config.layers)
@@ -171,7 +169,7 @@ def telling(parts: Iterable[Part], doing: str) -> Iterator[None]:
         yield
     except SpeedrunError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         for part in parts:
             if line_of(error, part.made):
                 raise ConfigError(told(str(part), error, part.made, doing)) from error

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from speedrun.config.architecture import BLOCK
 from speedrun.config.schedule import Settings
-from speedrun.config.schema import BLOCK, Config
+from speedrun.config.schema import Config
 from speedrun.model.backend import Backend, choose_backend
 from speedrun.model.mask import WindowUnit, block_lists, dense_mask, document_starts, first_key
 

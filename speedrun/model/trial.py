@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -23,11 +22,13 @@ from speedrun.model.cache import Cache
 from speedrun.model.gpt import GPT
 from speedrun.model.parts import Part, telling
 from speedrun.model.plan import AttentionPlan, LayerPlan, plan_layer
+from speedrun.traces import outside_of, trace
 
 TOKENS = 128  # of a row: a block of attention
+LOGITS = 2**26  # at the most, of a row as long as those of training
+DENSE = 4096  # tokens at the most of which a whole mask is made
 ROWS = 2
-NOISE = 0.05  # on the weights, of which many start at zero and hide what is behind them
-PLAIN = (bool, int, float, str, tuple, list, dict, set, Tensor)  # what code remembers things in
+NOISE = 0.05  # on the weights
 SAME = 1e-3  # of the largest logit: what rounding explains
 
 
@@ -51,13 +52,20 @@ def try_out(model: GPT, backend: Backend, *, trains: bool) -> None:
                 _refuse_memory(model, ids_BT, plan)
             with torch.no_grad():
                 model.eval()(ids_BT, plan)
-        _refuse_look_ahead(model, ids_BT, plan)
+        if not model.blocks_are_ours:
+            _stir(model)
+            _refuse_chance(model, ids_BT, plan)
+            _refuse_company(model, ids_BT, plan)
+            # A row as in training, if it can be held: one may look ahead in long rows alone.
+            most = max(TOKENS, LOGITS // model.vocab_size)
+            row_BT = _made_up(model, 1, min(most, DENSE) if backend == "dense" else most)
+            _refuse_look_ahead(model, row_BT, _plan(backend, row_BT))
 
 
-def _made_up(model: GPT) -> Tensor:
-    T = min(TOKENS, model.length)
+def _made_up(model: GPT, rows: int = ROWS, tokens: int = TOKENS) -> Tensor:
+    T = min(tokens, model.length)
     generator = torch.Generator().manual_seed(0)
-    ids_BT = torch.randint(0, model.vocab_size, (ROWS, T), generator=generator)
+    ids_BT = torch.randint(0, model.vocab_size, (rows, T), generator=generator)
     return ids_BT.to(model.embedding.weight.device)
 
 
@@ -161,34 +169,37 @@ def _refuse_memory(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
     """
     before = _unsaved(model)
     model.train()(ids_BT, plan, ids_BT.roll(-1, 1))
-    for (place, name), value in _unsaved(model).items():
-        if (place, name) in before and not _equal(before[place, name], value):
+    for (place, name), found in _unsaved(model).items():
+        if before.get((place, name), found) != found:
             raise ConfigError(
-                f"{model.custom[place]} changes its {name} in every forward, which no checkpoint "
+                f"{model.custom[place]} changes {name} in every forward, which no checkpoint "
                 "holds, so that a resumed run would differ: make it a tensor and keep it with "
                 "register_buffer"
             )
 
 
-def _unsaved(model: GPT) -> dict[tuple[str, str], Any]:
-    """By the place of a part and a name: what its modules hold beside weights and buffers."""
+def _unsaved(model: GPT) -> dict[tuple[str, str], str]:
+    """By the place of a part and a name: a digest of what is neither weight nor buffer.
+
+    That is what its modules hold beside these, and what its classes and Python files hold.
+    """
     known = {*vars(nn.Module()), "part"}
-    found: dict[tuple[str, str], Any] = {}
-    for place in model.custom:
+    aside = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+    found: dict[tuple[str, str], str] = {}
+    for place, part in model.custom.items():
         for module_name, module in model.get_submodule(place).named_modules():
             held = {key: value for key, value in vars(module).items() if key not in known}
             lost = module._non_persistent_buffers_set
             held |= {name: buffer for name, buffer in module._buffers.items() if name in lost}
             for key, value in held.items():
-                if isinstance(value, PLAIN):
-                    found[place, f"{module_name}.{key}".lstrip(".")] = deepcopy(value)
+                if not isinstance(value, nn.Module):
+                    found[place, f"its {module_name}.{key}".replace(" .", " ")] = trace(
+                        value, aside
+                    )
+        own = frozenset({str(getattr(part.made, "__module__", "")).partition(".")[0]})
+        for name, value in outside_of(part.made, own).items():
+            found[place, name] = trace(value, aside)
     return found
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool(torch.equal(one, other))
-    return type(one) is type(other) and repr(one) == repr(other)
 
 
 def _place(name: str) -> str:
@@ -196,28 +207,69 @@ def _place(name: str) -> str:
     return ".".join(name.split(".")[:3])
 
 
-def _refuse_look_ahead(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
-    """Logits of the first half must not follow from the tokens of the second."""
-    half = ids_BT.size(1) // 2
-    if half == 0 or model.blocks_are_ours:
-        return
+def _refuse_chance(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
+    """In eval mode the same tokens have the same logits: a loss of validation is no lottery."""
+    with torch.no_grad():
+        model.eval()
+        one, other = (model(ids_BT, plan).float() for _ in range(2))
+    if _differ(one, other):
+        raise ConfigError(
+            f"{_told_blocks(model)} gives the same tokens other logits the next time in eval mode, "
+            "so that validation would be a matter of chance: draw random numbers (dropout) only "
+            "while self.training is true, and keep no memory of earlier passes"
+        )
+
+
+def _refuse_company(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
+    """The logits of a text are its own, whatever else is in its batch."""
     other_BT = ids_BT.clone()
-    other_BT[:, half:] = (other_BT[:, half:] + 1) % model.vocab_size
+    other_BT[1:] = (other_BT[1:] + 1) % model.vocab_size
+    with torch.no_grad():
+        model.eval()
+        one, other = (model(ids, plan)[:1].float() for ids in (ids_BT, other_BT))
+    if _differ(one, other):
+        raise ConfigError(
+            f"{_told_blocks(model)} lets texts of a batch see each other: the logits of one change "
+            "with the others, so that a validation would depend on what is validated beside; "
+            "compute each row by itself"
+        )
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """By more than rounding explains."""
+    return bool((one - other).abs().max() > SAME * one.abs().max().clamp(min=1e-6))
+
+
+def _stir(model: GPT) -> None:
+    """Noise on all weights, the same each time: many start at zero and hide what is behind them."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator) * NOISE
             parameter.add_(noise.to(parameter))
+
+
+def _told_blocks(model: GPT) -> str:
+    """All code of users' own in the blocks, by name."""
+    parts = (str(part) for place, part in model.custom.items() if place != "loss")
+    return " and ".join(dict.fromkeys(parts))
+
+
+def _refuse_look_ahead(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:
+    """Logits of the first half must not follow from the tokens of the second."""
+    half = ids_BT.size(1) // 2
+    if half == 0:
+        return
+    other_BT = ids_BT.clone()
+    other_BT[:, half:] = (other_BT[:, half:] + 1) % model.vocab_size
+    with torch.no_grad():
         model.eval()
-        torch.manual_seed(0)
         one, other = (model(ids, plan)[:, :half].float() for ids in (ids_BT, other_BT))
-    if (one - other).abs().max() > SAME * one.abs().max().clamp(min=1e-6):
-        told = " and ".join(dict.fromkeys(
-            str(part) for place, part in model.custom.items() if place != "loss"
-        ))  # fmt: skip
+    if _differ(one, other):
         raise ConfigError(
-            f"{told} lets a token see those after it: logits of the first {half} tokens change "
-            "with the tokens behind them, which would be no prediction; look back only"
+            f"{_told_blocks(model)} lets a token see those after it: logits of the first {half} "
+            "tokens change with the tokens behind them, which would be no prediction; look back "
+            "only"
         )
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.code import load
 from speedrun.config.optimizer import ROLES, MuonOptions, OwnOptions, Role
-from speedrun.config.schema import Config, ModelConfig
+from speedrun.config.schema import Config
 from speedrun.optim.combined import CombinedOptimizer
 from speedrun.optim.foreign.outside import settings_kept
 

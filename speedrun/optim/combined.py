@@ -150,6 +150,8 @@ class CombinedOptimizer(SlotOptimizer):
             foreign.step(others if watched else ())
             if self._steps == 0:
                 foreign.written()  # what cannot be saved is told now, not at a checkpoint
+            if watched:
+                foreign.watch_outside()
         self._steps += 1
 
     @contextmanager

@@ -20,14 +20,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from speedrun.config.fixed import Fixed, of_track
-from speedrun.config.resolve import (
-    describe,
-    is_argument,
-    parse_override,
-    resolve,
-    techniques,
-    toml_text,
-)
+from speedrun.config.keys import describe, is_argument, techniques, whole
+from speedrun.config.resolve import parse_override, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted
 from speedrun.science.adding import LOSS, Adding, Runs, last_loss
@@ -73,7 +67,7 @@ def changes(
                 f"--switch {quoted(switch)}: {config.recipe} has no technique of that name, only "
                 f"{', '.join(off) or 'none'}; or write KEY=VALUE"
             )
-        key, _ = parse_override(switch)
+        key = whole(parse_override(switch)[0])
         if key not in describe() and not is_argument(key):
             near = get_close_matches(key, describe(), n=1, cutoff=0.0)[0]
             raise ConfigError(

@@ -17,7 +17,7 @@ from tempfile import TemporaryFile
 from types import FrameType
 from typing import Self
 
-from speedrun.processes import same_code
+from speedrun.processes import OF_A_COMMAND, same_code
 
 PAUSE = 0.05  # seconds between two looks at the children
 
@@ -31,7 +31,7 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "speedrun", *words],
             stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._errors,
-            env={**os.environ, **same_code()},
+            env={**os.environ, **same_code(), OF_A_COMMAND: "1"},
         )  # fmt: skip
 
     def poll(self) -> int | None:

@@ -1,20 +1,17 @@
 """The rows of the optimizer track on one text, as they are made: which lengths are run, and why.
 
 Two seeds look for the target on the grid of lengths. From there all seeds are run, length by
-length, until one passes the rule while its shorter neighbour does not (`rule.py`), and each seed is
-followed until two neighbours lie around its own crossing. All seeds of a row are run at the same
-lengths as far as the rule is concerned: what a run looks like decides nothing about it.
+length, until one passes the rule while its shorter neighbour does not, and at some lengths around
+it, from which each seed's crossing is computed (`rule.py`). All seeds of a row are run at the same
+lengths: what a run looks like decides nothing about it. No row asks another for anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
-from speedrun.config.experiment import LENGTH, SEED, STOP, differences
+from speedrun.config.code import package_version
 from speedrun.config.files import chain
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
@@ -22,8 +19,17 @@ from speedrun.data.dataset import Dataset
 from speedrun.data.find import find_dataset, fit_to_dataset
 from speedrun.errors import ConfigError
 from speedrun.science.finish import SHORTEST, Search, run_places, run_searches
-from speedrun.science.jobs import LAST_LOSS, Job, RunSet, config_of, plan_jobs, this_command
-from speedrun.science.rule import Sigma, next_place, pooled
+from speedrun.science.jobs import (
+    LAST_LOSS,
+    Job,
+    RunSet,
+    Say,
+    config_of,
+    plan_jobs,
+    settings_of,
+    this_command,
+)
+from speedrun.science.rule import around, least, next_place
 from speedrun.science.rungs import (
     LONGEST,
     Ladder,
@@ -33,17 +39,16 @@ from speedrun.science.rungs import (
     Verdicts,
     cells_of,
     file_of,
-    lengths_of,
     read_ladder,
 )
 from speedrun.science.share import ONE_A_CORE, Share, share_machine
+from speedrun.science.spread import stated_sigma
 from speedrun.train import checkpoint
 from speedrun.train.environment import code_hash
 from speedrun.train.summary import Environment
 
 SCOUTS = 2  # seeds that find the place where the others are run
-ASKED = ("track", "target", "own_steps", "grid", "seeds", "dataset_fingerprint")
-Say = Callable[[str], None]
+ASKED = ("track", "target", "sigma", "own_steps", "grid", "seeds", "dataset_fingerprint")
 Searches = dict[tuple[str, int], Search]
 
 
@@ -71,14 +76,15 @@ class Table:
     ) -> None:
         self._track, self._say, self._jobs = track, say, jobs
         self._path = file_of(track, out)
-        self._plain = fit_to_dataset(resolve(None, track)).config
-        fingerprint = Dataset.open(find_dataset(self._plain)).fingerprint
+        plain = fit_to_dataset(resolve(None, track)).config
+        fingerprint = Dataset.open(find_dataset(plain)).fingerprint
         self._runs = RunSet(out, fingerprint)
         self._share: Share | None = None
         asked = Ladder(
-            track=self._plain.track,
-            target=self._plain.train.target,
-            own_steps=self._plain.steps,
+            track=plain.track,
+            target=plain.train.target,
+            sigma=stated_sigma(track),
+            own_steps=plain.steps,
             seeds=tuple(seeds),
             dataset_fingerprint=fingerprint,
         )
@@ -116,15 +122,16 @@ class Table:
             recipe=name,
             why=chain("recipe", recipe)[-1].notes.get("why", ""),
             optimizer=config.optimizer.hidden.use or config.optimizer.kind,
-            packages={package: _version(package) for package in packages_of(config)},
-            settings=self._settings(config),
+            packages={package: package_version(package) for package in packages_of(config)},
+            settings=settings_of(config, self._track),
             tuned=tuned,
             code_sha256=code_hash(),
             losses={},
         )
         old = self.found.rung(name)
         if old and (old.settings, old.code_sha256) == (rung.settings, rung.code_sha256):
-            rung = rung.model_copy(update={"losses": old.losses, "timed": old.timed})
+            kept = ("losses", "timed", "state_bytes")
+            rung = rung.model_copy(update={key: getattr(old, key) for key in kept})
         searches = {}
         for seed in self.found.seeds:
             searches[name, seed] = self.found.search(seed, rung.losses)
@@ -136,21 +143,20 @@ class Table:
                 if search.steps(place) == steps]  # fmt: skip
         return ends[0] if ends else guess
 
-    def settle(self, name: str, file: str) -> None:
-        """Run what the spread between seeds, now of more rows, asks for of a row that is there."""
-        rung = self.found.rung(name)
-        if rung is None:
-            return
-        searches = {(name, seed): self.found.search(seed, rung.losses) for seed in self.found.seeds}
-        self._climb(name, file, searches)
-        self._write(rung, file, searches)
-
     def measure(self, files: dict[str, str], rounds: int) -> None:
         """Seconds and memory of rows that have a result, one run at a time, taking turns."""
         variants = {}
         for name, result in Verdicts(self.found).results.items():
-            if name in files and result.steps:
-                variants[name] = files[name], (*LAST_LOSS, f"train.steps={result.steps}")
+            if name not in files or not result.steps:
+                continue
+            rung = self.found.rung(name)
+            settings = settings_of(config_of(files[name], self._track, ()), self._track)
+            if rung is None or rung.settings != settings:
+                raise ConfigError(
+                    f"{name} has other values now than its row in {self._path}: make the row again "
+                    "without --clock first"
+                )
+            variants[name] = files[name], (*LAST_LOSS, f"train.steps={result.steps}")
         if not variants:
             raise ConfigError(
                 f"{self._path} has no row of these with a result: make them without --clock first"
@@ -184,25 +190,27 @@ class Table:
             first = next(iter(scouts.values()))
             self._say(f"{name} has no figure on {self._track}: it {first.why_not}")
             return
-        while (place := self._wanted(name, searches, max(ends))) is not None:
-            missing = [(key, place) for key, one in searches.items() if place not in one.runs]
+        while missing := self._missing(searches, max(ends)):
             run_places(*how, searches, missing, self._say)
-        run_searches(*how, searches, self._say)
 
-    def _wanted(self, name: str, searches: Searches, start: int) -> int | None:
-        """The place where all seeds are needed next; None: the rule is decided, or cannot be."""
+    def _missing(self, searches: Searches, start: int) -> list[tuple[tuple[str, int], int]]:
+        """The runs that come next: of one place until the rule has its result, then around it."""
         cells = cells_of([*searches.values()])
-        place = next_place(cells, self.found.target, self._sigma(name, searches), start)
+        target, sigma = self.found.target, self.found.sigma
+        place = next_place(cells, target, sigma, start)
         if place is None:
-            return None
-        steps = next(iter(searches.values())).steps(place)
-        return place if SHORTEST <= steps <= LONGEST * self.found.own_steps else None
-
-    def _sigma(self, name: str, searches: Searches) -> Sigma | None:
-        """Of the rows that are there and this one as far as it is."""
-        others = [rows for other, rows in Verdicts(self.found).searches.items() if other != name]
-        tables = [*others, [*searches.values()]]
-        return pooled(losses for rows in tables for losses in lengths_of(rows).values())
+            result = least(cells, target, sigma)
+            assert result is not None
+            places = around(result, cells, target)
+        else:
+            places = [place]
+        return [
+            (key, one)
+            for one in places
+            for key, search in searches.items()
+            if one not in search.runs
+            and SHORTEST <= search.steps(one) <= LONGEST * self.found.own_steps
+        ]
 
     def _write(self, rung: Rung, file: str, searches: Searches) -> None:
         losses: dict[int, dict[int, float | None]] = {}
@@ -236,19 +244,10 @@ class Table:
         return None
 
     def _state_bytes(self, job: Job) -> int | None:
-        """Of all optimizers of a run, as its last checkpoint holds them."""
+        """Of all optimizers of a run, by its last checkpoint.
+
+        There one with modes has the weights of training as well, which in a run are the model's.
+        """
         last, _ = checkpoint.latest(self._runs.folder(job).checkpoints)
-        return sum(tensor.nbytes for tensor in last.optimizer().values()) if last else None
-
-    def _settings(self, config: Config) -> dict[str, Any]:
-        """What an entry is: the values that its config has and the track by itself has not."""
-        found = differences(self._plain, config, but=(SEED, LENGTH, STOP))
-        return {key: value for key, _, value in found}
-
-
-def _version(package: str) -> str:
-    """Of what brings a package, by the name it is installed by."""
-    for distribution in packages_distributions().get(package, [package]):
-        with suppress(PackageNotFoundError):
-            return f"{distribution} {version(distribution)}"
-    return package
+        state = last.optimizer() if last else {}
+        return sum(one.nbytes for name, one in state.items() if "]:weights/" not in name) or None

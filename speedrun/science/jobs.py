@@ -19,7 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from speedrun.config.experiment import CODE_AND_DATA, all_values, hash_of
+from speedrun.config.experiment import (
+    CODE_AND_DATA,
+    LENGTH,
+    SEED,
+    STOP,
+    all_values,
+    differences,
+    hash_of,
+)
 from speedrun.config.resolve import parse_override, resolve, toml_text
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
@@ -34,6 +42,7 @@ from speedrun.train.summary import Environment, Summary
 # Of runs that are judged by their last loss: all steps, and no validations to see a target crossed.
 LAST_LOSS = ("train.stop=steps", "train.target:=0.0")
 CHECKPOINT_EVERY = "30s"  # what a killed race loses at most
+Say = Callable[[str], None]
 TERMINATED = (128 + signal.SIGTERM, -signal.SIGTERM)  # asked to stop: able to save, not yet able
 
 
@@ -58,6 +67,12 @@ class Job:
 def config_of(recipe: str, track: str, words: Sequence[str], seed: int = 0) -> Config:
     """What a child process makes of these words: sizes that a text does not hold are smaller."""
     return fit_to_dataset(resolve(recipe, track, words, {"train.seed": seed})).config
+
+
+def settings_of(config: Config, track: str) -> dict[str, Any]:
+    """What a recipe makes of its track: the values that its config has and the track's has not."""
+    plain = fit_to_dataset(resolve(None, track)).config
+    return {key: value for key, _, value in differences(plain, config, but=(SEED, LENGTH, STOP))}
 
 
 def plan_jobs(
@@ -132,14 +147,14 @@ class RunSet:
                 "--out DIR"
             ) from None
 
-    def run_all(self, jobs: Sequence[Job], say: Callable[[str], None]) -> list[Entry]:
+    def run_all(self, jobs: Sequence[Job], say: Say) -> list[Entry]:
         """Make what is missing; entries come in the order of `jobs`, whichever run ends first."""
         return [entry for entry in self.run_until(jobs, say) if entry is not None]
 
     def run_until(
         self,
         jobs: Sequence[Job],
-        say: Callable[[str], None],
+        say: Say,
         deadline: float | None = None,
     ) -> list[Entry | None]:
         """The same, with None for what was not made by the deadline, of `time.monotonic`.

@@ -1,14 +1,12 @@
 """`speedrun ladder`: which optimizer needs the fewest steps? A table of which any row stands alone.
 
-A row is one entry. Its two rates are searched on the first track, in the same number of trials of
-the same length for all (`tune.py`). Then the shortest runs that end below the target are looked for
-on every track (`climb.py`); on the further ones nothing was tuned, so they tell what was fitted to
-the first.
+A row is one entry. Its two rates and its momentum are searched on the first track, in the same
+number of trials of the same length for all (`tune.py`); for built-in entries that was done before
+(`known.py`). Then the shortest runs that end below the target are looked for on every track
+(`climb.py`); on the further ones nothing was tuned, so they tell what was fitted to the first.
 
-Every row is written as soon as it is there, into a file for each track (`rungs.py`). The spread
-between seeds is that of all rows, so a new one may ask for another length of an old one; a last
-round sees to those of this command. Seconds are measured apart (`clock`), one run at a time, taking
-turns.
+Every row is written as soon as it is there, into a file for each track (`rungs.py`). Seconds are
+measured apart (`clock`), one run at a time, taking turns.
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ from speedrun.config.files import is_path
 from speedrun.config.fixed import of_track
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted
-from speedrun.science.climb import Say, Table, packages_of
+from speedrun.science.climb import Table, packages_of
 from speedrun.science.finish import USUAL_SLOPE
-from speedrun.science.jobs import config_of
+from speedrun.science.jobs import Say, config_of
+from speedrun.science.known import known_tuning
 from speedrun.science.race import TARGET_SEED
 from speedrun.science.results import Tuning
 from speedrun.science.rungs import GRID, Ladder, Tuned
@@ -48,18 +47,19 @@ def ladder(
     say: Say,
     clock: int = 0,
     jobs_at_once: int | None = None,
+    retune: bool = False,
 ) -> list[Ladder]:
-    """Make what is missing of these rows and write a file for each track; returns what is there."""
+    """Make what is missing of these rows and write a file for each track; returns what is there.
+
+    With `retune` built-in entries are tuned again, too.
+    """
     if seeds < 2:
-        raise ConfigError(f"--seeds {seeds} cannot be used: the rule needs a spread, so 2 at least")
+        raise ConfigError(f"--seeds {seeds} cannot be used: intervals take 2 at least")
     if first_seed + max(seeds, clock) > TARGET_SEED:
         raise ConfigError(
             f"--first-seed {first_seed} cannot be used: seeds from {TARGET_SEED} on are for tuning"
         )
-    entries = _read(recipes, tracks)
-    refuse_missing(entries)
-    for _, config in entries.values():
-        try_code(config)
+    entries = read_entries(recipes, tracks)
     numbers = range(first_seed, first_seed + seeds)
     tables = [Table(track, numbers, out, jobs_at_once, say) for track in tracks]
     if clock:
@@ -69,26 +69,41 @@ def ladder(
         return [table.found for table in tables]
     for table in tables:
         table.refuse_other_budget(str(tuned) if tuned else None, entries)
-    files = {}
     for name, (recipe, config) in entries.items():
-        found = None
+        file, found = recipe, None
         if tuned:
-            over = default_ranges(config)
-            say(f"tuning {name} on {tracks[0]} with {tuned} over {', '.join(map(str, over))}")
-            found = tune(recipe=recipe, track=tracks[0], over=over, budget=tuned,
-                         out=out / "tuning" / name, say=say, jobs_at_once=jobs_at_once)  # fmt: skip
-        files[name] = str(out / "tuning" / name / found.file) if found else recipe
+            found = None if retune else known_tuning(recipe, config, tracks[0], tuned)
+            if found:
+                say(f"{name} states what was found by {tuned} before (--retune searches again)")
+            else:
+                found = _tune(name, recipe, config, tracks[0], tuned, out, jobs_at_once, say)
+                file = str(out / "tuning" / name / found.file)
         guess = _guess(found, config.train.target)
         for table in tables:
-            guess = table.add(name, recipe, files[name], _summary(found), guess)
-    for name, file in files.items():
-        for table in tables:
-            table.settle(name, file)
+            guess = table.add(name, recipe, file, _summary(found), guess)
     return [table.found for table in tables]
 
 
-def _read(recipes: Sequence[str], tracks: Sequence[str]) -> dict[str, tuple[str, Config]]:
+def read_entries(recipes: Sequence[str], tracks: Sequence[str]) -> Named:
     """By name. What the last would be refused for is refused before the first takes its time."""
+    entries = _read(recipes, tracks)
+    refuse_missing(entries)
+    for _, config in entries.values():
+        try_code(config)
+    return entries
+
+
+def _tune(
+    name: str, recipe: str, config: Config, track: str, budget: Budget, out: Path,
+    jobs: int | None, say: Say,
+) -> Tuning:  # fmt: skip
+    over = default_ranges(config, track)
+    say(f"tuning {name} on {track} with {budget} over {', '.join(map(str, over))}")
+    return tune(recipe=recipe, track=track, over=over, budget=budget, out=out / "tuning" / name,
+                say=say, jobs_at_once=jobs)  # fmt: skip
+
+
+def _read(recipes: Sequence[str], tracks: Sequence[str]) -> dict[str, tuple[str, Config]]:
     for track in tracks:
         if of_track(track) is None:
             raise ConfigError(
@@ -146,6 +161,7 @@ def _summary(found: Tuning | None) -> Tuned | None:
         track=found.track,
         budget=str(found.budget),
         trials=len(found.trials),
+        over=tuple(map(str, found.over)),
         values={key: float(value) for key, value in found.best_trial.values.items()},
         loss=found.best_trial.loss,
         before=own.loss if own else None,

@@ -150,7 +150,7 @@ def _tune(
     for recipe in recipes:
         config = config_of(recipe, track, overrides)
         words = (*overrides, *_cut(config, longest))
-        over = default_ranges(config)
+        over = default_ranges(config, track)
         say(f"tuning {config.recipe} with {budget} over {', '.join(map(str, over))}")
         folder = out / "tuning" / config.recipe
         found = tune(recipe=recipe, track=track, over=over, budget=budget, out=folder, say=say,

@@ -40,7 +40,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 
-from speedrun.config.own_code import own_code
+from speedrun.config.own_code import own_code, say_own_code
 from speedrun.config.schema import Config
 from speedrun.data.splits import TEST, VAL
 from speedrun.errors import RunError, SpeedrunError
@@ -254,7 +254,6 @@ def _contradictions(records: Records) -> Iterator[str]:
         ("target", summary.target, config.train.target or None, "config.toml"),
         ("steps", summary.steps, config.steps, "config.toml"),
         ("tokens", summary.tokens, config.steps * config.batch.tokens, "config.toml"),
-        ("params", summary.params, records.params, "the model of config.toml"),
         ("own_code", summary.own_code, own_code(config), "config.toml"),
         ("steps", summary.steps, saved.step, "the last checkpoint"),
         ("val_loss", summary.val_loss, saved.progress.val_loss, "the last checkpoint"),
@@ -266,6 +265,12 @@ def _contradictions(records: Records) -> Iterator[str]:
             yield f"{name} is {stated!r} by summary.json and {other!r} by {where}"
     if file := saved.denied_by(config, code):
         yield f"the last checkpoint was made with another {FACTS[file]} than {file} has"
+    say_own_code(config)  # what follows builds the model and asks the schedule
+    if summary.params != records.params:
+        yield (
+            f"params is {summary.params!r} by summary.json and {records.params!r} by the model of "
+            "config.toml"
+        )
     digest = records.run.metrics_digest() if records.run.metrics.is_file() else None
     if digest is None:
         yield "metrics.jsonl is missing, or has no row of the run's end"

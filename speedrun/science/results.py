@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, model_validator
 
@@ -182,6 +182,7 @@ class Tuning(BaseModel, frozen=True):
     seeds: tuple[int, ...]
     rows: str  # of validation, apart from those of a race
     settings: tuple[str, ...] = ()  # overrides key=value of every run
+    stated: dict[str, Any] = {}  # what the recipe has that the track by itself has not
     jobs: int = 1  # runs at a time
     command: str | None = None
     dataset_fingerprint: str | None = None

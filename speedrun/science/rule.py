@@ -4,79 +4,53 @@ Runs of one length, schedule finished, a seed each, pass if
 
     (target - mean) sqrt(n) >= 3.09 sigma
 
-as on the public optimizer track, where 3.09 is what a normal exceeds once in a thousand. There
-sigma, the standard deviation of a final loss between seeds, is known from many runs. Here it is
-pooled over all lengths of all entries of a table, each taken around its own mean. As long as that
-leaves fewer than 30 degrees of freedom, Student's t with as many stands in place of 3.09.
+as on the public optimizer track, where 3.09 is what a normal exceeds once in a thousand. Sigma, the
+standard deviation of a final loss between seeds, is known there from many runs, and so it is here:
+each track states what was measured on it once (`spread.py`), so a row is judged by the same number
+whether it is made alone or among others.
 
 An entry's result is the shortest length of a grid that passes while the next shorter one does not:
 the same length for all seeds, so nobody stops a run where it happens to look good.
 
-Pairs of entries are compared by the lengths at which each seed's own losses cross the target, in
-logarithms and seed by seed, the spread pooled over all entries of a text (`stats.py:
-all_differences`), with Holm's correction over all its pairs.
+That figure moves in steps of the grid, and a seed's loss may rise from one length to the next. So
+entries are compared by where a seed's losses cross the target on a straight line over the logarithm
+of the length, with one slope for the seeds of an entry. Pairs are decided by the logarithms of
+these crossings. Their spread comes from that of losses, which is pooled over all entries of a text
+(`stats.py: blocks`), by the slopes, and p-values are corrected over all its pairs (Holm).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
-from typing import NamedTuple
 
-from scipy.special import stdtrit
+from speedrun.science.stats import Blocks, PairedDifference, blocks, difference_in_blocks, holm
 
-from speedrun.science.compare import Entry
-from speedrun.science.stats import PairedDifference, all_differences, holm
-
-Z = 3.09
-LEVEL = 0.001  # the chance that a standard normal is above Z
-ENOUGH = 30  # degrees of freedom from which on sigma counts as known
+Z = 3.09  # what a standard normal exceeds once in a thousand
 ALPHA = 0.05  # of the decisions between entries
+AROUND = (-5, -3, -1, 0, 2)  # places, from the result of the rule
 
 Losses = Sequence[float | None]  # of the seeds of one length; None: not finite
 Cells = Mapping[int, Losses]  # by the place of a length on the grid, all seeds of each
 
 
-class Sigma(NamedTuple):
-    """Deviation of one final loss between seeds, and the degrees of freedom it was found with."""
-
-    value: float
-    df: int
-
-    @property
-    def factor(self) -> float:
-        """How many standard errors a mean must lie below the target."""
-        return Z if self.df >= ENOUGH else -float(stdtrit(self.df, LEVEL))
-
-    def margin(self, n: int) -> float:
-        """How far below the target the mean of n losses must lie."""
-        return self.factor * self.value / math.sqrt(n)
+def margin(sigma: float, n: int) -> float:
+    """How far below the target the mean of n losses must lie."""
+    return Z * sigma / math.sqrt(n)
 
 
-def pooled(cells: Iterable[Losses]) -> Sigma | None:
-    """Over cells that each have a mean of their own; None: none has two finite losses."""
-    squares, df = 0.0, 0
-    for losses in cells:
-        known = [loss for loss in losses if loss is not None]
-        if len(known) > 1:
-            centre = fmean(known)
-            squares += math.fsum((loss - centre) ** 2 for loss in known)
-            df += len(known) - 1
-    return Sigma(math.sqrt(squares / df), df) if df else None
-
-
-def passes(losses: Losses, target: float, sigma: Sigma | None) -> bool:
+def passes(losses: Losses, target: float, sigma: float) -> bool:
     """Whether runs of one length are below the target by the rule; one that diverged never is."""
     known = [loss for loss in losses if loss is not None]
-    if sigma is None or not known or len(known) < len(losses):
+    if not known or len(known) < len(losses):
         return False
-    return target - fmean(known) >= sigma.margin(len(known))
+    return target - fmean(known) >= margin(sigma, len(known))
 
 
-def least(cells: Cells, target: float, sigma: Sigma | None) -> int | None:
+def least(cells: Cells, target: float, sigma: float) -> int | None:
     """The shortest place that passes while its shorter neighbour does not; None: not known yet."""
     passed = {place: passes(losses, target, sigma) for place, losses in cells.items()}
     return min(
@@ -85,7 +59,7 @@ def least(cells: Cells, target: float, sigma: Sigma | None) -> int | None:
     )
 
 
-def next_place(cells: Cells, target: float, sigma: Sigma | None, start: int) -> int | None:
+def next_place(cells: Cells, target: float, sigma: float, start: int) -> int | None:
     """Where all seeds must be run next to find `least`, beginning at `start`; None: it is found."""
     place = start
     if place not in cells:
@@ -96,6 +70,60 @@ def next_place(cells: Cells, target: float, sigma: Sigma | None, start: int) -> 
     while place in cells:
         place += step
     return place
+
+
+def around(result: int, cells: Cells, target: float) -> list[int]:
+    """The places that an entry's line goes through, once the rule has given its result.
+
+    A mean lies 3.09 standard errors below the target there, which is some places longer than where
+    it crosses: so they lie around that, far enough apart to tell the slope. Where losses fall
+    slowly shorter ones follow, until a mean is above the target.
+    """
+    places = [result + offset for offset in AROUND]
+    shortest = min(places)
+    while shortest in cells and not _above(cells[shortest], target):
+        shortest -= 2
+        places.append(shortest)
+    return sorted(places)
+
+
+def _above(losses: Losses, target: float) -> bool:
+    known = [loss for loss in losses if loss is not None]
+    return len(known) < len(losses) or fmean(known) > target
+
+
+@dataclass(frozen=True)
+class Line:
+    """Losses of one entry over the logarithm of the steps: a level for each seed, one slope."""
+
+    centre: float  # the mean logarithm
+    slope: float
+    levels: tuple[float, ...]  # by seed: the loss at the centre
+    target: float
+
+    @property
+    def crossings(self) -> list[float]:
+        """By seed: the logarithm of the steps at which it ends at the target."""
+        return [self.centre + (self.target - level) / self.slope for level in self.levels]
+
+
+def line_of(lengths: Mapping[int, Losses], target: float) -> Line | None:
+    """Through the losses by number of steps, all seeds of each.
+
+    None where it is not known: a run diverged, losses do not fall with the length, or the mean does
+    not cross the target between the lengths that were run.
+    """
+    rows = [[loss for loss in losses if loss is not None] for losses in lengths.values()]
+    if len(rows) < 2 or [*map(len, rows)] != [*map(len, lengths.values())]:
+        return None
+    logs = [math.log(steps) for steps in lengths]
+    centre, means = fmean(logs), [fmean(row) for row in rows]
+    falls = math.fsum((x - centre) * mean for x, mean in zip(logs, means, strict=True))
+    slope = falls / math.fsum((x - centre) ** 2 for x in logs)
+    if slope >= 0 or not min(logs) <= centre + (target - fmean(means)) / slope <= max(logs):
+        return None
+    levels = tuple(fmean(seed) for seed in zip(*rows, strict=True))
+    return Line(centre, slope, levels, target)
 
 
 @dataclass(frozen=True)
@@ -115,23 +143,21 @@ class Pair:
         return self.first if self.difference.mean < 0 else self.second
 
 
-def pairs(entries: Mapping[str, Sequence[Entry]]) -> list[Pair]:
-    """All pairs of entries (by name: a run for each seed), corrected for their number."""
-    logs, widths = {}, {}
-    for name, runs in entries.items():
-        steps = [run.steps_to_target for run in sorted(runs, key=lambda run: run.seed)]
-        known = [math.log(one) for one in steps if one]
-        if known and len(known) == len(steps):
-            logs[name], widths[name] = known, _log_cell(runs)
-    differences = all_differences(logs, widths) if logs else {}
-    names = [*combinations(entries, 2)]
-    found = [differences.get(pair) for pair in names]
+def pairs(lines: Mapping[str, Line | None]) -> list[Pair]:
+    """All pairs of entries by name, corrected for their number."""
+    known = {name: line for name, line in lines.items() if line}
+    spread = blocks([line.levels for line in known.values()])
+    names = [*combinations(lines, 2)]
+    found = [
+        _difference(spread, known[one], known[other])
+        if spread and one in known and other in known
+        else None
+        for one, other in names
+    ]
     p_values = holm([one.p if one else None for one in found])
     return [Pair(*pair, one, p) for pair, one, p in zip(names, found, p_values, strict=True)]
 
 
-def _log_cell(runs: Sequence[Entry]) -> float:
-    """How wide the cells are in which the crossings lie (root of the mean square)."""
-    widths = [math.log1p(run.cell_steps / run.steps_to_target)
-              for run in runs if run.cell_steps and run.steps_to_target]  # fmt: skip
-    return math.sqrt(fmean(width**2 for width in widths)) if widths else 0.0
+def _difference(spread: Blocks, one: Line, other: Line) -> PairedDifference:
+    mean = fmean(one.crossings) - fmean(other.crossings)
+    return difference_in_blocks(spread, mean, (1 / one.slope, 1 / other.slope))

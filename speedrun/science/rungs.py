@@ -19,7 +19,8 @@ from speedrun.errors import ConfigError
 from speedrun.files import write_json
 from speedrun.science.compare import Entry, Row, statistics
 from speedrun.science.finish import Search
-from speedrun.science.rule import Cells, Losses, Pair, Sigma, least, pairs, pooled
+from speedrun.science.rule import Cells, Line, Losses, Pair, around, least, line_of, pairs
+from speedrun.science.spread import Sigma, pooled
 from speedrun.train.summary import read_json, validated
 
 GRID = 1.03  # from one length to the next
@@ -34,6 +35,7 @@ class Tuned(BaseModel, frozen=True):
     track: str
     budget: str
     trials: int
+    over: tuple[str, ...] = ()  # the ranges that were searched
     values: dict[str, float]  # as the runs have them
     loss: float | None  # of the best trial, on seeds and rows apart
     before: float | None  # of the recipe as it stood
@@ -70,6 +72,7 @@ class Ladder(BaseModel, frozen=True):
     kind: str = "ladder"
     track: str
     target: FiniteFloat
+    sigma: Annotated[float, Field(gt=0)]  # of a final loss between seeds, as the track states it
     own_steps: PositiveInt  # the length of the grid that all others are counted from
     grid: Annotated[float, Field(gt=1.001, le=10)] = GRID
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
@@ -77,6 +80,11 @@ class Ladder(BaseModel, frozen=True):
     machine: dict[str, Any] = {}
     commands: tuple[str, ...] = ()
     rungs: tuple[Rung, ...] = ()
+
+    @property
+    def tuned_here(self) -> bool:
+        """Whether rows were tuned on this very text."""
+        return any(rung.tuned and rung.tuned.track == self.track for rung in self.rungs)
 
     def rung(self, recipe: str) -> Rung | None:
         return next((rung for rung in self.rungs if rung.recipe == recipe), None)
@@ -147,7 +155,11 @@ class Verdicts:
         }
 
     @cached_property
-    def sigma(self) -> Sigma | None:
+    def spread(self) -> Sigma | None:
+        """Between the seeds of these very runs, to hold against what the track states.
+
+        Runs of one seed are alike, so their degrees of freedom are fewer than they seem.
+        """
         return pooled(
             losses
             for searches in self.searches.values()
@@ -155,19 +167,40 @@ class Verdicts:
         )
 
     @cached_property
-    def crossings(self) -> dict[str, list[Entry]]:
-        """By entry and seed; without a figure where the seed has none."""
-        found: dict[str, list[Entry]] = {}
+    def places(self) -> dict[str, int | None]:
+        """By entry: where on the grid its result by the rule lies."""
+        return {
+            recipe: least(cells_of(searches), self.ladder.target, self.ladder.sigma)
+            for recipe, searches in self.searches.items()
+        }
+
+    @cached_property
+    def lines(self) -> dict[str, Line | None]:
+        """By entry, through the lengths around its result."""
+        target = self.ladder.target
+        found = {}
         for recipe, searches in self.searches.items():
-            for seed, search in zip(self.ladder.seeds, searches, strict=True):
-                crossing = search.result(batch_tokens=1) or Entry(recipe=recipe, seed=seed)
-                named = crossing.model_copy(update={"recipe": recipe})
-                found.setdefault(recipe, []).append(named)
+            cells, place = cells_of(searches), self.places[recipe]
+            wanted = around(place, cells, target) if place is not None else []
+            lengths = {searches[0].steps(one): cells[one] for one in wanted if one in cells}
+            found[recipe] = line_of(lengths, target)
+        return found
+
+    @cached_property
+    def crossings(self) -> dict[str, list[Entry]]:
+        """By entry and seed; without a figure where the entry has none."""
+        found = {}
+        for recipe, line in self.lines.items():
+            logs = line.crossings if line else [None] * len(self.ladder.seeds)
+            found[recipe] = [
+                Entry(recipe=recipe, seed=seed, steps_to_target=None if x is None else math.exp(x))
+                for seed, x in zip(self.ladder.seeds, logs, strict=True)
+            ]
         return found
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        return pairs(self.crossings)
+        return pairs(self.lines)
 
     @cached_property
     def rival(self) -> str:
@@ -177,20 +210,21 @@ class Verdicts:
     @cached_property
     def results(self) -> dict[str, Result]:
         """By entry, the one with the fewest steps first."""
+        if not self.searches:
+            return {}
         order = [self.rival, *(name for name in self.searches if name != self.rival)]
         entries = [entry for name in order for entry in self.crossings[name]]
-        rows = statistics(order, entries, METRICS) if order else {}
+        rows = statistics(order, entries, METRICS)
         found = {}
         for name in order:
-            place = least(cells_of(self.searches[name]), self.ladder.target, self.sigma)
+            place = self.places[name]
             worse = (pair.second if pair.first == name else pair.first
                      for pair in self.pairs if pair.fewer == name)  # fmt: skip
-            lacking = [one for one in self.searches[name] if not one.done]
             found[name] = Result(
                 steps=None if place is None else self.searches[name][0].steps(place),
                 crossing=rows[name][METRICS[0]],
                 fewer_than=tuple(worse),
-                why_not=lacking[0].why_not if lacking else "",
+                why_not=_why_not(self.searches[name]) if place is None else "",
             )
         return dict(sorted(found.items(), key=_by_steps))
 
@@ -199,8 +233,7 @@ class Verdicts:
         if not self.ladder.rungs:
             return {}
         return {
-            "sigma": self.sigma.value if self.sigma else None,
-            "degrees_of_freedom": self.sigma.df if self.sigma else 0,
+            "spread": self.spread.value if self.spread else None,
             "steps": {name: result.steps for name, result in self.results.items()},
             "crossings": {name: result.crossing.as_dict() for name, result in self.results.items()},
             "decided": [
@@ -208,6 +241,12 @@ class Verdicts:
                 for pair in self.pairs if pair.fewer
             ],
         }  # fmt: skip
+
+
+def _why_not(searches: Sequence[Search]) -> str:
+    """Of a row without a result: what its first seed that found no two lengths around it says."""
+    lacking = (one.why_not for one in searches if one.runs and not one.done)
+    return next(lacking, "no length passes the rule so far")
 
 
 def _by_steps(item: tuple[str, Result]) -> float:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.idle import RATE_KEYS
+from speedrun.config.keys import is_argument
 from speedrun.config.optimizer import MATRIX_TABLES, ROLES
-from speedrun.config.resolve import (
-    is_argument,
-    parse_override,
-    recipe_value,
-    resolve,
-    toml_text,
-)
+from speedrun.config.resolve import parse_override, recipe_value, resolve, toml_text
 from speedrun.config.schedule import try_schedule
-from speedrun.config.schema import Config, ModelConfig
+from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.science.space import Range, Values
 from speedrun.train.estimate import vocab_size_of, without_storage

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, model_validator
 
-from speedrun.config.resolve import check_known, is_argument, schema_fields
+from speedrun.config.keys import check_known, is_argument, schema_fields, whole
 from speedrun.errors import ConfigError, quoted
 from speedrun.train.request import MOST_DIGITS, parse_seconds
 
@@ -77,8 +77,11 @@ class Range(BaseModel, frozen=True):
         No schema knows the arguments of a user's own code. What the recipe has for one of them,
         among `stated`, tells; a whole number there with ends that are none is any number.
         """
-        check_known(self.key, "--over")
-        if is_argument(self.key):
+        check_known(whole(self.key), "--over")
+        in_a_list = whole(self.key) != self.key
+        if in_a_list and stated is None:
+            return self
+        if in_a_list or is_argument(self.key):
             kind: Any = self._kind_of((stated or {}).get(self.key))
         else:
             kind = {key: field.annotation for key, field in schema_fields()}[self.key]

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean
 
 from scipy.special import nctdtr, ndtri, stdtr, stdtrit
@@ -198,38 +197,46 @@ def paired_difference(
     return PairedDifference(**vars(found), p=min(1.0, p))
 
 
-def all_differences(
-    values: Mapping[str, Sequence[float]], widths: Mapping[str, float]
-) -> dict[tuple[str, str], PairedDifference]:
-    """first - second for all pairs of several treatments, each tried on the same seeds in order.
+@dataclass(frozen=True)
+class Blocks:
+    """Treatments, each tried on the same seeds: the usual analysis of blocks."""
 
-    What differs between seeds falls out, as in `paired_difference`; what is left of the spread is
-    pooled over all treatments, with (treatments - 1)(seeds - 1) degrees of freedom: the usual
-    analysis of blocks. With two treatments it is `paired_difference`. `widths` are those of the
-    cells that the values of each treatment lie in.
+    seeds: int
+    rest: float  # variance of what is left when treatments and seeds are taken out
+    between: float  # variance of what seeds have in common in all treatments
+    df: int  # of the rest
+
+
+def blocks(values: Sequence[Sequence[float]]) -> Blocks | None:
+    """Of a row of values for each treatment, seeds in the same order; None: there are too few."""
+    k, n = len(values), min(map(len, values), default=0)
+    if k < 2 or n < 2:
+        return None
+    means, seeds = [fmean(row) for row in values], [fmean(one) for one in zip(*values, strict=True)]
+    total = fmean(means)
+    rest = math.fsum(
+        (value - means[i] - seeds[j] + total) ** 2
+        for i, row in enumerate(values)
+        for j, value in enumerate(row)
+    ) / ((k - 1) * (n - 1))  # fmt: skip
+    between = math.fsum((seed - total) ** 2 for seed in seeds) / (n - 1) - rest / k
+    return Blocks(n, rest, max(0.0, between), (k - 1) * (n - 1))
+
+
+def difference_in_blocks(
+    found: Blocks, mean: float, factors: tuple[float, float]
+) -> PairedDifference:
+    """first - second with its interval and p, from the spread of all treatments of some blocks.
+
+    The two have `mean` between them in another unit than the blocks' values: theirs are these
+    values times `factors`. As far as the factors differ, what seeds have in common stays in.
     """
-    means = {name: fmean(own) for name, own in values.items()}
-    seeds = [fmean(column) for column in zip(*values.values(), strict=True)]
-    n, total = len(seeds), fmean(means.values())
-    rest = [
-        (value - means[name] - seed + total) ** 2
-        for name, own in values.items()
-        for value, seed in zip(own, seeds, strict=True)
-    ]
-    df = (len(values) - 1) * (n - 1)
-    found = {}
-    for first, second in combinations(values, 2):
-        centre = means[first] - means[second]
-        if not df:
-            found[first, second] = PairedDifference(n, centre, None, None, None, None)
-            continue
-        sampled = 2 * math.fsum(rest) / df / n
-        known = sum(_cell_variance(widths[name], *values[name]) for name in (first, second))
-        half = _half((1 - CONFIDENCE) / 2, df, sampled, known)
-        p = min(1.0, 2 * _tail(abs(centre), df, sampled, known))
-        spread = math.sqrt(sampled * n)
-        found[first, second] = PairedDifference(n, centre, spread, centre - half, centre + half, p)
-    return found
+    one, other = factors
+    variance = found.rest * (one**2 + other**2) + found.between * (one - other) ** 2
+    sampled, known = variance / found.seeds, _cell_variance(0.0, mean)
+    half = _half((1 - CONFIDENCE) / 2, found.df, sampled, known)
+    p = min(1.0, 2 * _tail(abs(mean), found.df, sampled, known))
+    return PairedDifference(found.seeds, mean, math.sqrt(variance), mean - half, mean + half, p)
 
 
 def equality(differences: Sequence[float], margin: float) -> float | None:

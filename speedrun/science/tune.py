@@ -16,6 +16,9 @@ from pathlib import Path
 import tomli_w
 
 from speedrun.config.experiment import all_values
+from speedrun.config.files import is_path
+from speedrun.config.fixed import of_track
+from speedrun.config.keys import with_elements, with_lists
 from speedrun.config.optimizer import OwnOptions, Role
 from speedrun.config.resolve import nest, recipe_value
 from speedrun.config.schema import Config
@@ -31,10 +34,12 @@ from speedrun.science.jobs import (
     LAST_LOSS,
     Job,
     RunSet,
+    Say,
     common_dataset,
     config_of,
     plan_jobs,
     refuse_own_keys,
+    settings_of,
     this_command,
 )
 from speedrun.science.results import Trial, Tuning, read_result
@@ -43,23 +48,41 @@ from speedrun.science.share import ONE_A_CORE, Share, share_machine
 from speedrun.science.space import Budget, Range, Values, box_size, point, round_of
 
 RATES: Mapping[Role, int] = {"hidden": 6, "head": 4}  # roles, and how far each way their rates go
+MOMENTUM = ("momentum", "betas[0]", "beta1", "beta")  # as optimizers call it
+MOMENTA = (0.7, 0.97)
 FIRST_SEED = 1000  # a race counts its seeds from 0
 OTHER_ROWS = {SPREAD: BETWEEN, BETWEEN: SPREAD, FIRST: LAST, LAST: FIRST}
 FRUITLESS = 1000  # points in a row that were all tried before: there are no others
 
-Say = Callable[[str], None]
 Point = tuple[int, Values]  # with the number of its trial
 
 
-def default_ranges(config: Config) -> list[Range]:
-    """What a fair tuning of any recipe searches: the rate of the hidden matrices and the head's."""
+def default_ranges(config: Config, track: str) -> list[Range]:
+    """What a fair tuning of any recipe searches: the rate of the hidden matrices and the head's.
+
+    On a track that fixes all but the optimizer the momentum, too: there nothing else tells entries
+    apart.
+    """
     found = []
     for role, factor in RATES.items():
         key = rate_key(config, role)
         value = all_values(config)[key]
         low, high = (float(f"{end:.4g}") for end in (value / factor, value * factor))
         found.append(Range(key=key, low=low, high=high, log=True))
-    return found
+    return found + (_momentum_range(config) if of_track(track) else [])
+
+
+def _momentum_range(config: Config) -> list[Range]:
+    """That of the hidden matrices, where it can be told from the name it has."""
+    table = f"optimizer.{config.optimizer.table('hidden')}"
+    own = ".args" if config.optimizer.is_own("hidden") else ""
+    values = with_elements(all_values(config))
+    for name in MOMENTUM:
+        value = values.get(f"{table}{own}.{name}")
+        if isinstance(value, float) and 0 < value < 1:
+            low, high = MOMENTA
+            return [Range(key=f"{table}{own}.{name}", low=low, high=high)]
+    return []
 
 
 def rate_key(config: Config, role: Role) -> str:
@@ -97,10 +120,11 @@ def tune(
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
     refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
     base = config_of(recipe, track, overrides)
-    over = [one.checked(all_values(base)) for one in over]
+    stated = with_elements(all_values(base))
+    over = [one.checked(stated) for one in over]
     refuse_ranges(over, base, recipe, track, overrides)
     rows = rows_to_tune_on(base)
-    own = {one.key: all_values(base)[one.key] for one in over}
+    own = {one.key: stated[one.key] for one in over}
     runs = _Runs(
         recipe, track, (*overrides, f"validation.rows:={rows}", *LAST_LOSS), base.recipe,
         range(FIRST_SEED, FIRST_SEED + seeds), out, say,
@@ -114,6 +138,7 @@ def tune(
         seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
         rows=rows,
         settings=tuple(overrides),
+        stated=settings_of(base, track),
         command=this_command(),
         dataset_fingerprint=runs.fingerprint,
         file=f"{base.recipe}-tuned.toml",
@@ -147,7 +172,7 @@ def tune(
     if not found.trials:
         raise RunError(f"no trial came to its end within {budget}; give the tuning more time")
     _write(found, out)
-    write_recipe(found, recipe, out / found.file)
+    write_recipe(found, recipe, base, out / found.file)
     return found
 
 
@@ -321,8 +346,11 @@ def changed_nothing(found: Tuning) -> bool:
     return found.best is not None and len(found.trials) > 1 and len(losses) == 1
 
 
-def write_recipe(found: Tuning, recipe: str, path: Path) -> None:
-    """The recipe with the values of the best trial, stated so that the track reads them so."""
+def write_recipe(found: Tuning, recipe: str, base: Config, path: Path) -> None:
+    """The recipe with the values of the best trial, stated so that the track reads them so.
+
+    Of a list of which an element was searched it states the whole, as `base` has it.
+    """
     best, own = found.best_trial, found.as_it_stands
     values: Values = {}
     spent = f"{len(found.trials)} trials on {found.track}, {seeds_text(found)}, rows {found.rows}"
@@ -337,11 +365,11 @@ def write_recipe(found: Tuning, recipe: str, path: Path) -> None:
                f"{best.loss:.4f}{before}.")  # fmt: skip
     if found.settings:
         why += f" Set as well: {' '.join(found.settings)}."
-    is_path = recipe.endswith(".toml") or "/" in recipe
+    stated = {key: recipe_value(key, value, found.track) for key, value in values.items()}
     table = {
-        "extends": str(Path(recipe).expanduser().resolve()) if is_path else recipe,
+        "extends": str(Path(recipe).expanduser().resolve()) if is_path(recipe) else recipe,
         "why": why,
-        **nest({key: recipe_value(key, value, found.track) for key, value in values.items()}),
+        **nest(with_lists(stated, all_values(base))),
     }
     write_atomically(path, tomli_w.dumps(table).encode(), ConfigError)
 

@@ -56,9 +56,6 @@ def load_run(path: Path, *, length: int = 0) -> LoadedRun:
             f"{run.tokenizer} is not the tokenizer that {path} was trained with (fingerprint "
             f"{tokenizer.fingerprint[:12]} against {then[:12]}): copy it from the run's dataset"
         )
-    if trained.model.custom:
-        code = ", ".join(dict.fromkeys(map(str, trained.model.custom.values())))
-        print(f"speedrun: {path} has code of its own, which runs here: {code}", file=sys.stderr)
     for sentence in trained.skipped:
         print(f"speedrun: {sentence}; going by step {trained.checkpoint.step:,}", file=sys.stderr)
     return LoadedRun(run, tokenizer, trained)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from speedrun.config.experiment import run_hash
+from speedrun.config.own_code import say_own_code
 from speedrun.config.schedule import window_at
 from speedrun.config.schema import Config, MachineConfig
 from speedrun.errors import ConfigError, RunError
@@ -81,6 +82,7 @@ def load_trained(
         if least > stored:  # which may be more than memory holds: nothing is built to find out
             raise RuntimeError(f"there are {stored:,} of them, and {least:,} are the least")
         room = trained_on if learned else length or trained_on
+        say_own_code(config)
         model = GPT(config.model, vocab_size, room, Parts.of(config, trains=False))
         model.load_state_dict(weights)
     except RuntimeError as error:

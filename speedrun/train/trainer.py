@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from hashlib import sha256
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
 from speedrun.optim.build import build_optimizer
 from speedrun.optim.errors import OptimError
+from speedrun.streams import Streams
 from speedrun.train import checkpoint
 from speedrun.train.build import build_model, choose_compile, choose_precision, open_data
 from speedrun.train.checkpoint_writer import CheckpointWriter
@@ -112,7 +112,8 @@ class Trainer:
         """Average gradients over ranks, in the very buckets they are sent in; all ranks call this.
 
         Our buffers are not sent at each step: they are the angles of the positions, which never
-        change. Those of users' own code may, and a checkpoint has the first rank's.
+        change. Those of users' own code may, and a checkpoint has the first rank's. Such code may
+        leave a parameter aside on one rank, as where no token of its rows goes to an expert.
         """
         if self.world.size > 1:
             newer = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
@@ -122,7 +123,10 @@ class Trainer:
                 "forward_sync_buffers" if newer else "broadcast_buffers": changing
             }
             self.parallel = DistributedDataParallel(
-                self.model, gradient_as_bucket_view=True, **quiet
+                self.model,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=not self.model.blocks_are_ours,
+                **quiet,
             )
 
     def step(self, asked: Callable[[], Pending] = Pending) -> Outcome:
@@ -136,11 +140,22 @@ class Trainer:
         agreed = agree(self.world, loss, self.model.parameters(), asked())
         if agreed.finite:
             self._clip_gradients(agreed.grad_norm)
-            self.optimizer.step()
+            with self._failing_together():
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         spike = self.progress.count_step(agreed)
         must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
         return Outcome(**vars(agreed), settings=settings, spike=spike, must_rewind=must_rewind)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """An optimizer of somebody else's may fail, and on one rank alone: all of them end."""
+        alone = self.world.size == 1 or not self.optimizer.foreign
+        with nullcontext() if alone else self.world.together():
+            try:
+                yield
+            except OptimError as error:
+                raise RunError(f"step {self.progress.step}: {error}") from error
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.
@@ -165,8 +180,7 @@ class Trainer:
 
         So a resumed run draws those of an uninterrupted one. Ours draws none.
         """
-        place = f"{self.config.train.seed} {self.progress.batch} {self.world.rank}"
-        torch.manual_seed(int.from_bytes(sha256(place.encode()).digest()[:7]))
+        Streams.of(self.config.train.seed, self.progress.batch, self.world.rank).put()
 
     def training_loss(self, batch: Batch) -> Tensor:
         """Through the module that averages gradients over ranks."""
@@ -211,8 +225,12 @@ class Trainer:
 
     def _compare_ranks(self) -> None:
         """Every rank runs an optimizer of somebody else's: they must have come to the same bits."""
-        for foreign in self.optimizer.foreign if self.world.size > 1 else ():
-            digests = self.world.gather(foreign.digest())
+        if self.world.size == 1:
+            return
+        with self._failing_together():  # as one may whose state cannot be saved
+            mine = [foreign.digest() for foreign in self.optimizer.foreign]
+        for foreign, digest in zip(self.optimizer.foreign, mine, strict=True):
+            digests = self.world.gather(digest)
             other = next((rank for rank, d in enumerate(digests) if d != digests[0]), None)
             if other is None:
                 continue

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from speedrun.commands.ladder import ladder_command, print_ladder, read_tables, write_document
+from speedrun.commands.ladder import (
+    ladder_command,
+    print_ladder,
+    read_spreads,
+    read_tables,
+    write_document,
+)
 from speedrun.commands.optimizers import document, profile
 from speedrun.commands.rungs import beaten
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.climb import other_budget
 from speedrun.science.compare import Row
-from speedrun.science.rule import ENOUGH, Z, passes
+from speedrun.science.rule import Z
 from speedrun.science.rungs import (
     Ladder,
     Result,
@@ -47,7 +55,7 @@ def made(name: str, crossing: float, track: str = "optimizer", seeds: int = 5) -
             }
     return Rung(
         recipe=name, why=f"{name} | made up", optimizer=name, packages={"x": "x-optim 1.2"},
-        tuned=Tuned(track=track, budget="12 trials", trials=12, loss=3.4, before=3.5,
+        tuned=Tuned(track="optimizer", budget="12 trials", trials=12, loss=3.4, before=3.5,
                     values={"optimizer.hidden.lr": 0.01}, edges=("optimizer.hidden.lr",)),
         code_sha256="c" * 64, losses=losses, state_bytes=2**20,
         timed=(Timed(seed=0, steps=0, seconds=9.0),),
@@ -56,7 +64,8 @@ def made(name: str, crossing: float, track: str = "optimizer", seeds: int = 5) -
 
 def table(track: str = "optimizer", **crossings: float) -> Ladder:
     return Ladder(
-        track=track, target=3.5, own_steps=400, seeds=tuple(range(5)), dataset_fingerprint="f" * 64,
+        track=track, target=3.5, sigma=0.01, own_steps=400, seeds=tuple(range(5)),
+        dataset_fingerprint="f" * 64,
         machine={"cpu": "a CPU", "cores": 2}, commands=("speedrun ladder",),
         rungs=tuple(made(name, crossing) for name, crossing in crossings.items()),
     )  # fmt: skip
@@ -65,13 +74,11 @@ def table(track: str = "optimizer", **crossings: float) -> Ladder:
 def test_results_follow_from_the_losses() -> None:
     verdicts = Verdicts(table(adamw=400.0, muon=300.0, lion=302.0))
     assert [*verdicts.results] == ["muon", "lion", "adamw"]
-    assert verdicts.sigma is not None
-    assert verdicts.sigma.df > ENOUGH
     for name, crossing in (("adamw", 400.0), ("muon", 300.0)):
         result = verdicts.results[name]
         assert result.crossing.mean == pytest.approx(crossing, rel=0.01)
         # The mean must lie 3.09 standard errors below the target: so many steps more, to the grid.
-        margin = Z * verdicts.sigma.value / math.sqrt(5)
+        margin = Z * 0.01 / math.sqrt(5)
         assert result.steps is not None
         assert 1 <= result.steps / (crossing * math.exp(margin / 0.5)) < 1.03 * 1.005
     assert verdicts.results["muon"].fewer_than == ("adamw",)
@@ -88,7 +95,7 @@ def test_an_entry_without_a_figure_says_why() -> None:
     assert (result.steps, result.crossing.mean) == (None, None)
     assert "ends above the target with 1558 steps" in result.why_not
     assert [*Verdicts(one).results] == ["adamw", "never"]
-    assert "ends above the target" in document([one], None)
+    assert "ends above the target" in document([one], [], None)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -110,14 +117,16 @@ def test_a_damaged_file_is_refused_in_a_sentence(key: str, value: object, tmp_pa
         read_tables(tmp_path)
 
 
-def test_the_profile_counts_texts_within_a_factor_of_the_best() -> None:
+def test_the_profile_counts_cases_within_a_factor_of_the_best() -> None:
+    """Seeds of a made-up entry differ alike in all, so a text has one factor for all its seeds."""
     tables = [table(adamw=400.0, muon=300.0), table("optimizer-prose", adamw=400.0, muon=420.0)]
-    found = profile(tables)
-    (best, half), (worse, whole) = found["adamw"]
-    assert (best, half, whole) == (1.0, 0.5, 1.0)
-    assert worse == pytest.approx(400 / 300, rel=0.01)
-    assert found["muon"][1][0] == pytest.approx(1.05, rel=0.01)
-    assert found["muon"][1][1] == 1.0
+    found = profile([*map(Verdicts, tables)])
+    assert [*found] == ["muon", "adamw"]
+    factors, shares = zip(*found["adamw"], strict=True)
+    assert shares == pytest.approx([n / 10 for n in range(1, 11)])
+    assert factors[:5] == pytest.approx([1.0] * 5, abs=0.02)
+    assert factors[5:] == pytest.approx([400 / 300] * 5, rel=0.05)
+    assert [factor for factor, _ in found["muon"]][5:] == pytest.approx([1.05] * 5, rel=0.03)
 
 
 def test_rows_that_are_beaten_are_named_in_short() -> None:
@@ -130,47 +139,49 @@ def test_the_document_is_made_of_the_files_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table(adamw=400.0, muon=300.0).write(tmp_path / "ladder-optimizer.json")
+    held_out = table("optimizer-prose", adamw=400.0, muon=300.0)
+    held_out.write(tmp_path / "ladder-optimizer-prose.json")
+    assert [one.track for one in read_tables(tmp_path)] == ["optimizer", "optimizer-prose"]
     page = tmp_path / "page.md"
-    write_document([], tmp_path, page)
+    write_document(tmp_path, page)
     text = page.read_text()
     assert "| 1 | `muon` | **3" in text
     assert "made up" in text
+    assert "as the track states it." in text, "where no spread is there"
+    assert "tuned in 12 trials, on optimizer; optimizer-prose is held out." in text
     assert "x-optim 1.2" in text
     assert "svg" not in text, "there is no picture beside it"
     assert max(map(len, (line for line in text.splitlines() if "|" not in line))) <= 120
     print_ladder(read_tables(tmp_path)[0])
     assert "muon" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="leave out muon"):
-        write_document(["muon"], tmp_path, page)
     with pytest.raises(ConfigError, match=r"no ladder-.*; make rows first"):
-        write_document([], tmp_path / "nowhere", page)
+        write_document(tmp_path / "nowhere", page)
 
 
 def test_the_page_of_the_documents_is_that_of_the_results() -> None:
-    assert (DOCS / "OPTIMIZERS.md").read_text() == document(read_tables(DOCS / "results"), PICTURE)
+    results = DOCS / "results"
+    made = document(read_tables(results), read_spreads(results), PICTURE)
+    assert (DOCS / "OPTIMIZERS.md").read_text() == made
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_verdicts_in_a_file_follow_from_its_losses(path: Path) -> None:
     """By hand, from the numbers alone: whoever doubts a row can do the same."""
     stored, found = json.loads(path.read_text()), read_ladder(path)
-    squares, df = 0.0, 0
-    for rung in found.rungs:
-        for by_seed in rung.losses.values():
-            losses = [loss for loss in by_seed.values() if loss is not None]
-            if len(by_seed) == len(found.seeds) and len(losses) > 1:
-                mean = sum(losses) / len(losses)
-                squares += sum((loss - mean) ** 2 for loss in losses)
-                df += len(losses) - 1
     verdicts = stored["verdicts"]
-    assert verdicts["degrees_of_freedom"] == df
-    assert verdicts["sigma"] == pytest.approx(math.sqrt(squares / df))
     for rung in found.rungs:
-        whole = {steps: [*by_seed.values()] for steps, by_seed in rung.losses.items()
+        whole = {steps: [*by_seed.values()] for steps, by_seed in sorted(rung.losses.items())
                  if len(by_seed) == len(found.seeds)}  # fmt: skip
-        passed = [steps for steps, losses in whole.items()
-                  if passes(losses, found.target, Verdicts(found).sigma)]  # fmt: skip
-        assert verdicts["steps"][rung.recipe] in (None, *passed)
+        passing = {}
+        for steps, losses in whole.items():
+            known = [loss for loss in losses if loss is not None]
+            below = (found.target - fmean(known)) * math.sqrt(len(known)) if known else -1.0
+            passing[steps] = len(known) == len(losses) and below >= 3.09 * found.sigma
+        # The shortest that passes while the next shorter one of the grid does not.
+        by_hand = [steps for before, steps in pairwise(passing)
+                   if passing[steps] and not passing[before]
+                   and steps / before < found.grid**1.5]  # fmt: skip
+        assert verdicts["steps"][rung.recipe] == (by_hand[0] if by_hand else None), rung.recipe
     assert verdicts == json.loads(json.dumps(Verdicts(found).as_dict()))
 
 
@@ -190,12 +201,37 @@ def test_verdicts_in_a_file_follow_from_its_losses(path: Path) -> None:
 def test_what_cannot_be_raced_is_refused_before_any_run(
     words: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    usual: dict[str, object] = {
-        "recipes": [], "tracks": [], "tuned": 12, "seeds": 5, "first_seed": 0, "clock": 0,
-        "out": tmp_path, "jobs": None, "write": None,
-    }  # fmt: skip
     with pytest.raises(ConfigError, match=said):
-        ladder_command(**{**usual, **words})  # type: ignore[arg-type]
+        call(out=tmp_path, **words)
+    assert not [*tmp_path.iterdir()]
+
+
+def call(**words: object) -> None:
+    """The command with the options that are named here and no others."""
+    unset = dict.fromkeys(("tuned", "seeds", "first_seed", "clock", "spread", "jobs", "write"))
+    usual: dict[str, object] = {"recipes": [], "tracks": [], "retune": False, **unset}
+    ladder_command(**{**usual, **words})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"write": Path("x.md"), "recipes": ["muon"]}, "--write makes no runs: leave out RECIPE"),
+        ({"write": Path("x.md"), "seeds": 3, "clock": 1}, "leave out --seeds, --clock"),
+        ({"write": Path("x.md"), "tracks": ["optimizer"]}, "leave out --track"),
+        ({"clock": 3, "tuned": 12}, "--clock measures rows that are there.*leave out --tuned"),
+        ({"clock": 3, "jobs": 2}, "leave out --jobs"),
+        ({"spread": 9, "seeds": 3}, "--spread measures .*leave out --seeds"),
+        ({"spread": 9, "retune": True}, "leave out --retune"),
+        ({"spread": 2, "recipes": ["adamw"]}, "--spread 2 cannot be used: 3 runs"),
+        ({"tuned": 0, "retune": True}, "--tuned 0 tunes nothing"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    words: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        call(out=tmp_path, **words)
     assert not [*tmp_path.iterdir()]
 
 
@@ -205,10 +241,7 @@ def test_an_optimizer_that_cannot_be_used_is_refused_before_any_run(tmp_path: Pa
         'extends = "adamw"\n[optimizer.hidden]\nuse = "mine.py:Mine"\nargs = { lr = 0.1 }\n'
     )
     with pytest.raises(SpeedrunError, match=r"mine\.py:Mine"):
-        ladder_command(
-            recipes=[str(tmp_path / "mine.toml")], tracks=[], tuned=12, seeds=5, first_seed=0,
-            clock=0, out=tmp_path / "out", jobs=None, write=None,
-        )  # fmt: skip
+        call(recipes=[str(tmp_path / "mine.toml")], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -217,15 +250,13 @@ def test_missing_packages_are_all_named_with_one_command(tmp_path: Path) -> None
         (tmp_path / f"{name}.toml").write_text(
             f'extends = "adamw"\noptimizer.hidden.use = "no_such_{name}:X"\n'
         )
+    recipes = [str(tmp_path / "one.toml"), "adamw", str(tmp_path / "two.toml")]
     with pytest.raises(
         ConfigError,
         match=r"one, two cannot be run without no_such_one, no_such_two: pip install "
         r"no_such_one no_such_two, or go on without: speedrun ladder adamw",
     ):
-        ladder_command(
-            recipes=[str(tmp_path / "one.toml"), "adamw", str(tmp_path / "two.toml")], tracks=[],
-            tuned=12, seeds=5, first_seed=0, clock=0, out=tmp_path / "out", jobs=None, write=None,
-        )  # fmt: skip
+        call(recipes=recipes, out=tmp_path / "out")
 
 
 def test_rows_of_a_table_are_tuned_alike() -> None:

@@ -214,6 +214,7 @@ def test_a_run_folder_with_the_old_names_of_keys_goes_on(
         ({"resume": True}, "give it --run DIR and no recipe"),
         ({"max_restarts": 1}, "--max-restarts cannot be used without --ranks"),
         ({"overrides": ["train.threads=1"]}, "'train.threads' .* is now called 'machine.threads'"),
+        ({"overrides": ["train.target:=9.0"]}, "key:=value is what race, ablate, tune and ladder"),
         ({"overrides": ["machine.microbatch=5"]}, r"machine\.microbatch = 5 .* 16 sequences"),
         ({"overrides": ["machine.device=cuda"]}, r"machine\.device = 'cuda' cannot be used"),
     ],

@@ -10,15 +10,9 @@ import pytest
 from speedrun.config.code import UsedCode, copy_of, found, hash_here, keep, load, package_hash
 from speedrun.config.experiment import differences, experiment_hash
 from speedrun.config.idle import idle
+from speedrun.config.keys import techniques
 from speedrun.config.optimizer import AdamOptions, OwnOptions
-from speedrun.config.resolve import (
-    change,
-    from_toml,
-    override_words,
-    resolve,
-    techniques,
-    to_toml,
-)
+from speedrun.config.resolve import change, from_toml, override_words, resolve, to_toml
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 

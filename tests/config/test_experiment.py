@@ -12,7 +12,8 @@ from speedrun.config.experiment import (
     experiment,
     experiment_hash,
 )
-from speedrun.config.resolve import CODE_TABLES, describe, resolve
+from speedrun.config.keys import CODE_TABLES, describe
+from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 
 

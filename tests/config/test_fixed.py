@@ -107,7 +107,7 @@ def test_an_ablation_leaves_alone_what_is_fixed() -> None:
 def test_entries_of_the_optimizer_track_differ_in_their_optimizer_alone() -> None:
     assert not set(optimizers()) & set(names("recipe"))
     rival = all_values(resolve("adamw", "optimizer").config)
-    matrices = ("optimizer.kind", "optimizer.hidden.", "optimizer.muon.")
+    matrices = ("optimizer.kind", "optimizer.hidden.", "optimizer.muon.", "optimizer.head.lr")
     for name in optimizers():
         values = all_values(resolve(name, "optimizer").config)
         changed = {key for key in {**values, **rival} if values.get(key) != rival.get(key)}

@@ -9,7 +9,8 @@ from speedrun.config.experiment import all_differences
 from speedrun.config.fields import Technique
 from speedrun.config.files import Kind, chain, names, optimizers
 from speedrun.config.fixed import of_track
-from speedrun.config.resolve import describe, from_toml, resolve, schema_fields, techniques, to_toml
+from speedrun.config.keys import describe, schema_fields, techniques
+from speedrun.config.resolve import from_toml, resolve, to_toml
 from speedrun.config.schema import MOVED
 from speedrun.errors import ConfigError
 
@@ -248,3 +249,33 @@ def test_what_config_toml_cannot_hold_is_refused(text: str) -> None:
     for key in ("data.tokenizer", "data.dir", "data.sources"):
         with pytest.raises(ConfigError, match=rf"{key} = .* cannot be used: it has bytes that"):
             resolve("modern", "nano", [f"{key}={text}"])
+
+
+def test_an_element_of_a_list_is_set_by_its_place(tmp_path: Path) -> None:
+    def betas(*words: str, recipe: str = "modern") -> tuple[float, ...]:
+        return resolve(recipe, "nano", words).config.optimizer.hidden.betas
+
+    assert betas() == (0.9, 0.95)
+    assert betas("optimizer.hidden.betas[0]=0.8") == (0.8, 0.95)
+    both = ("optimizer.hidden.betas[1]=0.99", "optimizer.hidden.betas[0]=0.7")
+    assert betas(*both) == (0.7, 0.99)
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "modern"\noptimizer.hidden.betas = [0.5, 0.6]\n')
+    assert betas("optimizer.hidden.betas[1]=0.9", recipe=str(own)) == (0.5, 0.9)
+    own.write_text('extends = "modern"\n[optimizer.hidden]\n"betas[0]" = 0.5\n')
+    assert betas(recipe=str(own)) == (0.5, 0.95)
+    own.write_text(
+        'extends = "modern"\n[optimizer.hidden]\nuse = "torch.optim:AdamW"\n'
+        "args = { lr = 0.1, betas = [0.5, 0.6] }\n"
+    )
+    config = resolve(str(own), "nano", ["optimizer.hidden.args.betas[0]=0.7"]).config
+    assert config.optimizer.hidden.args["betas"] == [0.7, 0.6]
+    for word in ("optimizer.hidden.betas[2]=0.5", "optimizer.head.lr[0]=0.5",
+                 "optimizer.hidden.args.betas[0]=0.5"):  # fmt: skip
+        with pytest.raises(ConfigError, match="no list with so many elements here"):
+            resolve("modern", "nano", [word])
+    anew = ["optimizer.hidden.use=torch.optim:NAdam", "optimizer.hidden.args.betas[0]=0.5"]
+    with pytest.raises(ConfigError, match="no list with so many elements here"):
+        resolve(str(own), "nano", anew)  # those of the class before are gone
+    with pytest.raises(ConfigError, match=r"unknown key 'optimizer[.]hidden"):
+        resolve("modern", "nano", ["optimizer.hidden.bettas=[1, 2]"])

@@ -155,6 +155,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         ("1 - step / 5", {}, r"mine.py:mine\) gives -0.19999\d* at step 6 of 10: .* 0 or more"),
         ("float('nan')", {}, "gives nan at step 0 of 10"),
         ("'high'", {}, "gives 'high' at step 0"),
+        ("10**400", {}, "is a number that is finite and 0 or more"),
         ("1 / (5 - step)", {}, "fails at step 5 of 10, in line 5 of mine.py: ZeroDivisionError"),
         ("1.0 + len(calls)", {}, r"gives 12.0 at step 10 and 13.0 when asked again"),
         (

@@ -7,7 +7,8 @@ from random import Random
 from typing import Any, get_args
 
 from speedrun.config.files import FOLDERS, names
-from speedrun.config.resolve import describe, nest, schema_fields
+from speedrun.config.keys import describe, schema_fields
+from speedrun.config.resolve import nest
 from tests.fuzz.mutate import NUMBERS, as_toml, spoil_toml, text, value
 from tests.fuzz.outcome import Command
 from tests.fuzz.verbs import Verbs

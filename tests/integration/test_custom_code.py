@@ -91,7 +91,8 @@ def test_killed_and_resumed_when_the_file_is_gone(folder: Path, tiny_dataset: Pa
     assert same_bits(tensors(folder / "run"), tensors(folder / "whole"))
     sampled = speedrun(folder, "sample", "run", "--tokens", "8", "--prompt", "a")
     assert sampled.returncode == 0, sampled.stderr
-    assert "which runs here: custom.attention (around.py:Gated), custom.block" in sampled.stderr
+    assert "code of the run's own is run here, too: custom.block" in sampled.stderr
+    assert "custom.attention around.py:Gated (" in sampled.stderr
 
 
 def test_two_ranks_and_a_resume(folder: Path, tiny_dataset: Path) -> None:

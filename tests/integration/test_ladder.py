@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from speedrun.commands.ladder import ladder_command, write_document
+from speedrun.errors import ConfigError
 from speedrun.science import children
 from speedrun.science.rule import next_place
 from speedrun.science.rungs import Verdicts, cells_of, read_ladder
@@ -15,6 +16,7 @@ from tests.train.children import QuickChild
 
 TRACK = """
 extends = "optimizer"
+sigma = 0.02
 [data]
 dir = "{data}"
 [model]
@@ -60,10 +62,13 @@ def test_rows_are_made_measured_and_found_again(
     )
     go = partial(
         ladder_command, recipes=["adamw", str(tmp_path / "mine.toml")],
-        tracks=[str(tmp_path / "tiny.toml")], tuned=2, seeds=2, first_seed=3, out=tmp_path / "out",
-        jobs=2, write=None,
+        tracks=[str(tmp_path / "tiny.toml")], out=tmp_path / "out", write=None, spread=None,
+        retune=False,
     )  # fmt: skip
-    go(clock=0)
+    with pytest.raises(ConfigError, match="has no row of these with a result: make them without"):
+        go(clock=2, tuned=None, seeds=2, first_seed=3, jobs=None)
+    rows = partial(go, tuned=2, seeds=2, first_seed=3, jobs=2, clock=None)
+    rows()
     file = tmp_path / "out" / "ladder-tiny.json"
     found = read_ladder(file)
     verdicts = Verdicts(found)
@@ -78,23 +83,23 @@ def test_rows_are_made_measured_and_found_again(
         assert result.crossing.n == 2
         assert result.steps in rung.losses
         cells, start = cells_of(verdicts.searches[name]), min(cells_of(verdicts.searches[name]))
-        assert next_place(cells, found.target, verdicts.sigma, start) is None
+        assert next_place(cells, found.target, found.sigma, start) is None
     mine = found.rung("mine")
     assert mine is not None
     assert mine.optimizer == "mine.py:Signs"
     assert "optimizer.hidden.code" in mine.settings
     # The same again makes no run, and says the same.
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
-    go(clock=0)
+    rows()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == stamps
     assert read_ladder(file).rungs == found.rungs
-    go(clock=2)
+    go(clock=2, tuned=None, seeds=2, first_seed=3, jobs=None)
     timed = read_ladder(file).rungs
     assert [len(rung.timed) for rung in timed] == [2, 2]
     assert all(run.seconds > 0 for rung in timed for run in rung.timed)
-    write_document([], tmp_path / "out", tmp_path / "page.md")
+    write_document(tmp_path / "out", tmp_path / "page.md")
     assert "`mine.py:Signs`" in (tmp_path / "page.md").read_text()
     (tmp_path / "tiny.toml").write_text(TRACK.format(data=tiny_dataset).replace("2.0", "2.1"))
     with pytest.raises(Exception, match=r"a table with target = 2\.0, and this would be one with"):
-        go(clock=0)
+        rows()
     assert "fewer than" in capsys.readouterr().out

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.code import CustomConfig, UsedCode, found
 from speedrun.config.resolve import resolve
-from speedrun.config.schema import BatchConfig, Config, ModelConfig
+from speedrun.config.schema import BatchConfig, Config
 from speedrun.errors import ConfigError
 from speedrun.model.attention import Attention
 from speedrun.model.block import MLP, Block
@@ -222,6 +223,42 @@ class Mine(MLP):
         mean = x.mean(1, keepdim=True).expand_as(x)
         return x + (super().forward(mean, norm) - mean)
 """, "Mine", {}, r"lets a token see those after it"),
+    "dropout that stays on": ("mlp", """
+class Mine(MLP):
+    def forward(self, x, norm):
+        return x + F.dropout(super().forward(x, norm) - x, 0.2)
+""", "Mine", {}, r"gives the same tokens other logits the next time in eval mode.*self.training"),
+    "looks ahead in long rows": ("mlp", """
+class Mine(MLP):
+    def forward(self, x, norm):
+        later = torch.cat([x[:, 1:], x[:, :1]], 1) if x.size(1) >= 256 else 0 * x
+        return super().forward(x + 0.1 * later, norm)
+""", "Mine", {}, r"lets a token see those after it: logits of the first 128 tokens"),
+    "looks at its neighbours": ("mlp", """
+class Mine(MLP):
+    def forward(self, x, norm):
+        return super().forward(x + 0.1 * x.flip(0), norm)
+""", "Mine", {}, r"lets texts of a batch see each other"),
+    "a number in its module": ("loss", """
+COUNT = [0]
+def mine(logits, targets):
+    COUNT[0] += 1
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * COUNT[0]
+""", "mine", {}, r"changes speedrun_used_\w+\.COUNT in every forward, which no checkpoint holds"),
+    "bytes of its own": ("mlp", """
+class Mine(MLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = bytearray(1)
+    def forward(self, x, norm):
+        self.seen[0] = (self.seen[0] + 1) % 256
+        return super().forward(x, norm)
+""", "Mine", {}, r"changes its seen in every forward"),
+    "leaves": ("mlp", """
+class Mine(MLP):
+    def forward(self, x, norm):
+        raise SystemExit
+""", "Mine", {}, r"fails on made-up tokens, in line \d+ of mine.py: SystemExit"),
     "judges itself": ("loss", """
 class Mine(Loss):
     def validation_loss(self, x, head, targets):
@@ -270,6 +307,8 @@ class Mine(Block):
 def test_code_that_does_not_fit_is_told_in_a_sentence(tmp_path: Path, case: str) -> None:
     kinds, source, name, args, complaint = BROKEN[case]
     config = config_of(tmp_path, source, args, **dict.fromkeys(kinds.split("+"), name))
+    if "long rows" in case:
+        config = config.model_copy(update={"batch": BatchConfig(length=256, tokens=256)})
     with pytest.raises(ConfigError, match=complaint):
         build_model(config, V, torch.float32, torch.device("cpu"), "none")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from speedrun.config.schema import ModelConfig
+from speedrun.config.architecture import ModelConfig
 from speedrun.model.gpt import GPT
 from speedrun.model.plan import AttentionPlan, plan_layer
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from speedrun.bench.attention import mixed_documents
 from speedrun.bench.mask import library_mask, same_blocks
-from speedrun.config.schema import BLOCK
+from speedrun.config.architecture import BLOCK
 from speedrun.model.mask import WindowUnit, block_lists, dense_mask, first_key
 from speedrun.model.plan import flex_mask
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedrun.config.schema import ModelConfig
+from speedrun.config.architecture import ModelConfig
 from speedrun.errors import ConfigError
 from speedrun.model.gpt import GPT
 

@@ -6,10 +6,12 @@ Each is a plain torch.optim.Optimizer that knows nothing of this project.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -218,8 +220,8 @@ class SharedCount(Toy):
         return super().direction(weight, group) / self.steps[0]
 
 
-class Hidden(Toy):
-    """Counts where nobody can look: in a closure."""
+class Enclosed(Toy):
+    """Counts where few look: in a closure."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, lr)
@@ -234,6 +236,75 @@ class Hidden(Toy):
 
     def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
         return super().direction(weight, group) / self.counted()
+
+
+class Iterating(Toy):
+    """How far an iterator has come shows nowhere, and only the thousandth step asks for it."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.steps = itertools.count()
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return super().direction(weight, group) * (2 if next(self.steps) >= 1000 else 1)
+
+
+class Elsewhere(Toy):
+    """Counts in an object of no class of its own, and only the thousandth step asks for it."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.counts = SimpleNamespace(steps=0)
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.counts.steps += 1
+        return super().direction(weight, group) * (2 if self.counts.steps >= 1000 else 1)
+
+
+class Lately(Toy):
+    """Notes something down long after any trial, in an object of no class of its own."""
+
+    note: SimpleNamespace | None = None
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        state = self.state[weight]
+        state["count"] = state.get("count", 0) + 1
+        if state["count"] == 30:
+            self.note = SimpleNamespace(norm=float(weight.norm()))
+        return super().direction(weight, group) * (self.note.norm if self.note else 1.0)
+
+
+class InItsClass(Toy):
+    """Counts in its class, and only the thousandth step asks for it."""
+
+    calls = 0
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        type(self).calls += 1
+        return super().direction(weight, group) * (2 if self.calls >= 1000 else 1)
+
+
+class Twice(Toy):
+    """An option that is in its param groups, and in itself, from where it is read."""
+
+    def __init__(self, params: Any, lr: float = 0.01, beta: float = 0.9) -> None:
+        super().__init__(params, lr, beta=beta)
+        self.beta = beta
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return super().direction(weight, group) * self.beta
+
+
+class InnerSchedule(Toy):
+    """Has a scheduler of torch's inside, which acts long after any trial."""
+
+    def __init__(self, params: Any, lr: float = 0.01, every: int = 4) -> None:
+        super().__init__(params, lr)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self, every, 0.5)
+
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        self.schedule.step()
 
 
 class OwnRate(Toy):
@@ -310,3 +381,14 @@ class ByRank(Toy):
     def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
         rank = dist.get_rank() if dist.is_initialized() else 0
         return super().direction(weight, group) * (1 + rank)
+
+
+class FailsOnOne(Toy):
+    """Rank 1 alone fails, in its third step."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        state = self.state[weight]
+        state["count"] = state.get("count", 0) + 1
+        if state["count"] == 3 and dist.is_initialized() and dist.get_rank() == 1:
+            raise ValueError("no room here")
+        return super().direction(weight, group)

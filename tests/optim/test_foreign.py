@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
-import random
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
-from torch import nn
-from torch.nn import Parameter
 
 from speedrun.optim import AdamOptions, CombinedOptimizer, MuonOptions, OptimError
-from speedrun.optim.foreign import probe as trying
-from speedrun.optim.foreign.outside import Streams
 from speedrun.optim.foreign.wrap import same_bits
 from tests.optim import foreign as toys
 from tests.optim.test_combined import Net, same, tokens_at, train
@@ -113,6 +109,8 @@ CASES: dict[str, dict[str, Any]] = {
     "trees": {"hidden": own(toys.Trees, lr=0.001), "scalar": own(toys.Trees, lr=0.001)},
     "modes": {"hidden": own(toys.Averaging, scheduled=False), "head": own(toys.Averaging)},
     "random": {"hidden": own(toys.Drawing, random=True), "scalar": own(toys.SignMomentum)},
+    "closure": {"hidden": own(toys.Enclosed), "head": own(toys.Enclosed)},
+    "scheduler": {"hidden": own(toys.InnerSchedule, scheduled=False)},
     "all": {role: own(torch.optim.AdamW, lr=0.003) for role in OURS},
 }
 
@@ -169,7 +167,9 @@ def test_state_is_by_parameter_name_with_types_strides_and_shared_memory() -> No
     first, [second] = state["pair"]
     assert first.untyped_storage()._cdata == second.untyped_storage()._cdata
     assert second.stride() == (1, 8)
-    assert (state["what"], state["worst"]) == ("nothing yet", state["worst"])
+    saved = optimizer.foreign[0].optimizer.state[net.up.weight]
+    assert state["what"] == saved["what"]
+    assert state["worst"] == saved["worst"]
     assert type(state["scale"]) is np.float64
     assert isinstance(state["window"], toys.Window)
     assert inner.by_id == {id(other.up.weight): 2, id(other.down.weight): 2}  # type: ignore[attr-defined]
@@ -238,9 +238,66 @@ def test_an_argument_that_was_changed_acts_on_a_loaded_state_or_is_refused() -> 
         train(net, changed, range(3, 6))
         flat.append(changed.export_state()["up.weight:mean"])
     assert not torch.equal(*flat)
-    one, other = (combined(Net(), hidden=own(toys.Rounded, digits=n)) for n in (3, 4))
-    with pytest.raises(OptimError, match=r"the argument digits of .* cannot be changed in a run"):
-        other.import_state(one.export_state())
+    for toy, options, said in (
+        (toys.Rounded, [{"digits": 3}, {"digits": 4}], "the argument digits of .* cannot be cha"),
+        (toys.Twice, [{"beta": 0.9}, {"beta": 0.5}], r"beta of .* it keeps more than its param gr"),
+    ):
+        one, other = (combined(Net(), hidden=own(toy, **option)) for option in options)
+        with pytest.raises(OptimError, match=said):
+            other.import_state(one.export_state())
+
+
+def test_what_is_made_late_and_could_not_be_brought_back_is_told_when_it_is_saved() -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toys.Lately))
+    train(net, optimizer, range(29))
+    optimizer.export_state()
+    with pytest.raises(OptimError, match="its note is a SimpleNamespace that was made in a step"):
+        train(net, optimizer, range(29, 31))  # the first after a checkpoint is looked at
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"is": "named", "class": "tests.optim.foreign:torch.serialization.os.system", "of": ["x"]},
+        {"is": "named", "class": "tests.optim.foreign:Window", "of": [3]},
+        {"is": "named", "class": "os:system", "of": ["x"]},
+        {"is": "name", "of": "tests.optim.foreign:torch.serialization.os.system", "at": 99},
+        {"is": "object", "class": "tests.optim.foreign:itertools", "of": {}, "at": 99},
+        {"is": "enum", "class": "tests.optim.foreign:Window", "of": "x", "at": 99},
+    ],
+)
+def test_a_saved_state_reaches_nothing_but_the_optimizers_own_classes(node: dict[str, Any]) -> None:
+    """It is data that somebody may have sent, and not a program."""
+    net = Net()
+    flat = combined(net, hidden=own(toys.SignMomentum)).export_state()
+    tree = json.loads(bytes(flat["[hidden]:tree"].numpy()))
+    tree["root"]["defaults"]["of"].append(["more", node])
+    flat["[hidden]:tree"] = torch.frombuffer(
+        bytearray(json.dumps(tree).encode()), dtype=torch.uint8
+    )
+    with pytest.raises(OptimError, match=r"cannot be saved exactly: its .*(of|is) "):
+        combined(net, hidden=own(toys.SignMomentum)).import_state(flat)
+
+
+def test_random_numbers_of_its_own_are_nobody_elses() -> None:
+    """Neither those that drew the weights, nor those of another one in the same run."""
+
+    def drawn(**roles: Any) -> list[torch.Tensor]:
+        found = combined(Net(), **roles).foreign
+        streams = []
+        for one in found:
+            assert one._streams is not None
+            with one._streams.used():
+                streams.append(torch.rand(8))
+        return streams
+
+    one, other = drawn(hidden=own(toys.Drawing, random=True),
+                       head=own(toys.Drawing, random=True, lr=0.5))  # fmt: skip
+    assert not torch.equal(one, other)
+    for seed in (0, 1):
+        first = torch.rand(8, generator=torch.Generator().manual_seed(seed))
+        assert not torch.equal(one, first)
 
 
 def test_gradients_that_are_not_finite_reach_neither_ours_nor_theirs() -> None:
@@ -253,113 +310,6 @@ def test_gradients_that_are_not_finite_reach_neither_ours_nor_theirs() -> None:
     with pytest.raises(OptimError, match=r"up\.weight holds a NaN"):
         optimizer.step()
     same(net, before)
-
-
-REFUSED = {
-    "NeedsClosure": r"NeedsClosure \(for hidden\) needs a closure",
-    "SecondBackward": "needs a second backward pass",
-    "Drawing": "draws random numbers of torch in a step.*set random = true",
-    "TouchingOthers": "changed a parameter of shape .* that was not given to it",
-    "SharedCount": "two of it, given the same weights and gradients, came apart in step 1",
-    "Hidden": "it goes another way after its state was saved and loaded",
-    "OwnRate": r"do not depend on the `lr`.*set scheduled = false",
-    "Decaying": "sets the learning rate itself",
-    "Setting": "calls torch.set_default_dtype in a step",
-    "Failing": r"failed in step\(\): KeyError: \('momentum_buffer', .* \(foreign\.py line",
-    "Sparse": r"cannot be saved exactly: its .*weight:mean is a sparse_coo tensor",
-    "Hooking": "hooks into the backward pass",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_work_is_refused_before_the_first_step(name: str) -> None:
-    net = Net()
-    streams = torch.get_rng_state(), random.getstate()
-    with pytest.raises(OptimError, match=REFUSED[name]):
-        combined(net, hidden=own(getattr(toys, name)))
-    assert torch.equal(streams[0], torch.get_rng_state())
-    assert torch.get_default_dtype() == torch.float32
-
-
-@pytest.mark.parametrize("source", ["numpy", "python"])
-def test_no_random_numbers_of_the_run_are_drawn(source: str) -> None:
-    net = Net()
-    with pytest.raises(OptimError, match=r"numbers of (numpy\.random|random) in a step"):
-        combined(net, hidden=own(toys.Drawing, source=source))
-    before = Streams.now()
-    train(net, combined(net, hidden=own(toys.Drawing, source=source, random=True)), range(2))
-    assert not Streams.now().moved(before)
-
-
-@pytest.mark.parametrize(
-    ("role", "message"),
-    [
-        (own(toys.SignMomentum, momentum=0.9), "no argument momentum and reads no such option.*it takes lr, beta"),  # noqa: E501
-        (own(toys.Swallowing, betta=0.9), "no argument betta and reads no such option"),
-        (own(toys.SignMomentum, lr=0.1, beta="x"), r"cannot be made|failed in step\(\)"),
-        (own(torch.optim.Muon, lr=0.1), r"cannot be made: ValueError: Muon only supports 2D"),
-        (own(nn.Linear), "cannot be made"),
-        (own(list), "gives a list, which is no torch.optim.Optimizer"),
-        ({"kind": "own", "make": None}, "the 'make' of role 'scalar' is None"),
-        ({"kind": "own"}, "the options of role 'scalar' lack 'make'"),
-        ({"kind": "own", "make": toys.Toy, "lr": 1.0}, "have 'lr'; an optimizer of another"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_made_is_refused_with_what_it_takes(
-    role: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(OptimError, match=message):
-        combined(Net(), scalar=role)
-
-
-def test_options_of_groups_lists_and_names_are_given_as_the_class_wants_them() -> None:
-    net = Net()
-    optimizer = combined(
-        net, hidden=own(toys.OptionsInGroups, factor=0.5), scalar=own(toys.ListOnly, lr=0.2)
-    )
-    assert optimizer.foreign[1].optimizer.param_groups[0]["factor"] == 0.5
-    before = copy.deepcopy(net)
-    train(net, optimizer, range(1))
-    twin = copy.deepcopy(before)
-    twin.loss(tokens_at(0)).backward()  # type: ignore[no-untyped-call]
-    assert twin.up.weight.grad is not None
-    assert torch.equal(net.up.weight, before.up.weight - 0.5 * twin.up.weight.grad)
-    assert [row.lr for row in optimizer.plan() if row.role == "hidden"] == [None, None]
-    with pytest.raises(OptimError, match="no argument other and reads no such option"):
-        combined(Net(), hidden=own(toys.OptionsInGroups, factor=0.5, other=1.0))
-
-
-@pytest.mark.parametrize("name", ["TouchingOthers", "Drawing", "Setting", "Sparse"])
-def test_a_run_is_watched_too(name: str, trusted: None) -> None:
-    """What the trial could not see shows when it happens."""
-    net, bystander = Net(), Parameter(torch.ones(2, 2))
-    entries = [*net.by_role(), ("other", bystander, "head")]
-    optimizer = CombinedOptimizer(entries, {**OURS, "hidden": own(getattr(toys, name))})
-    toys.TouchingOthers.everyone.append(bystander)
-    net.loss(tokens_at(0)).backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(OptimError, match=REFUSED[name]):
-        optimizer.step()
-
-
-def test_matrices_that_are_too_small_to_try_are_tried_as_they_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Large(toys.Toy):
-        def direction(self, weight: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-            assert weight.size(0) >= 40, "too small"
-            return super().direction(weight, group)
-
-    tried: list[tuple[int, ...]] = []
-    honest = trying._Trial.run
-
-    def watched(self: Any) -> None:
-        tried.extend(tuple(like.shape) for likes in self.likes.values() for _, like in likes)
-        honest(self)
-
-    monkeypatch.setattr(trying._Trial, "run", watched)
-    weights = [(f"w{i}", Parameter(torch.zeros(48, n)), "hidden") for i, n in enumerate((8, 8, 96))]
-    CombinedOptimizer(weights, {"hidden": own(Large)})
-    assert tried == [(24, 4), (48, 96), (48, 8), (48, 96)]
 
 
 def test_a_number_that_differs_between_ranks_is_in_the_digest() -> None:

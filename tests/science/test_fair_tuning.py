@@ -127,7 +127,7 @@ def test_a_validation_that_is_shrunk_leaves_rows_to_tune_on(tmp_path: Path) -> N
 def test_what_a_fair_tuning_searches() -> None:
     def searched(recipe: str, *words: str) -> dict[str, tuple[float, float]]:
         config = resolve(recipe, "pico", words).config
-        found = default_ranges(config)
+        found = default_ranges(config, "pico")
         assert all(one.log for one in found)
         values = all_values(config)
         return {one.key: (one.low / values[one.key], one.high / values[one.key]) for one in found}
@@ -139,3 +139,26 @@ def test_what_a_fair_tuning_searches() -> None:
         assert searched(recipe) == {"optimizer.muon.lr": sixth, "optimizer.head.lr": quarter}
     words = ("optimizer.kind=adamw",)
     assert list(searched("best", *words)) == ["optimizer.hidden.lr", "optimizer.head.lr"]
+
+
+def test_the_momentum_is_found_by_the_names_it_has(tmp_path: Path) -> None:
+    def searched(recipe: str) -> list[str]:
+        return [
+            one.key for one in default_ranges(resolve(recipe, "optimizer").config, "optimizer")[2:]
+        ]
+
+    assert searched("modern") == ["optimizer.hidden.betas[0]"]
+    assert searched("muon") == ["optimizer.muon.momentum"]
+    own = tmp_path / "own.toml"
+    for args, found in (
+        ("lr = 0.1, betas = [0.9, 0.99]", ["betas[0]"]),
+        ("lr = 0.1, momentum = 0.9, betas = [0.5, 0.9]", ["momentum"]),
+        ("lr = 0.1, beta = 0.9", ["beta"]),
+        ("lr = 0.1, momentum = 0.0", []),
+        ("lr = 0.1, momentum = true", []),
+        ("lr = 0.1", []),
+    ):
+        own.write_text(
+            f'extends = "modern"\n[optimizer.hidden]\nuse = "a.b:C"\nargs = {{ {args} }}\n'
+        )
+        assert searched(str(own)) == [f"optimizer.hidden.args.{name}" for name in found]

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,63 +22,13 @@ from speedrun.science import children
 from speedrun.science.results import Tuning, read_result
 from speedrun.science.space import Budget, Range
 from speedrun.science.tune import tune
-from speedrun.train.environment import code_hash
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
-from tests.report.made import HEAD, made_summary
+from tests.report.made import HEAD
+from tests.science.trials import BEST, MadeChild
 from tests.train.children import QuickChild
 
 HIDDEN = Range.parse("optimizer.hidden.lr=0.0001..0.01:log")
-
-
-BEST = {"optimizer.head.lr": 0.0123, "optimizer.hidden.lr": 0.00456}
-
-
-class MadeChild:
-    """A run without training: its loss is a bowl in the logarithms of two rates.
-
-    A run that fails says why, and one that gave up has logged that.
-    """
-
-    seconds = 0.0
-    begun: ClassVar[list[list[str]]]  # the words of all
-    best: ClassVar[dict[str, float]] = BEST
-    fails: ClassVar[Callable[[dict[str, Any]], str]] = staticmethod(lambda _: "")
-
-    def __init__(self, words: Sequence[str]) -> None:
-        type(self).begun.append(list(words))
-        self._words, self._end = words, time.monotonic() + self.seconds
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None and time.monotonic() >= self._end:
-            self._code = self._finish()
-        return self._code
-
-    def _finish(self) -> int:
-        options = dict(pairwise(self._words))
-        settings = self._words[2 : self._words.index("--track")]
-        seed = int(options["--seed"])
-        config = resolve(self._words[1], options["--track"], settings, {"train.seed": seed}).config
-        values, run = all_values(config), RunFolder(Path(options["--run"]))
-        run.create(config, {"code_sha256": code_hash()})
-        if kind := type(self).fails(values):
-            if kind == "gave_up":
-                run.log("gave_up", step=3, reason="not finite")
-            return 1
-        loss = 3.0 + 0.001 * (seed - 1000)
-        loss += sum(math.log(values[key] / best) ** 2 for key, best in self.best.items())
-        run.write_summary(made_summary(val_loss=loss, seed=seed))
-        return 0
-
-    def terminate(self) -> None:
-        if self._code is None:
-            self._code = 128 + signal.SIGTERM
-
-    kill = terminate
-
-    def last_words(self) -> str:
-        return "no memory left"
 
 
 @pytest.fixture
@@ -161,6 +110,35 @@ def test_the_recipe_file_gives_back_the_values_found(
         assert changed <= {"train.seed", "validation.rows", *best.values}
         assert file.read_text().count("\n[optimizer.hidden]\nlr = ") == 1
         assert "best of 4 trials" in file.read_text()
+
+
+def test_an_element_of_a_list_is_searched_and_the_list_stated(
+    made: type[MadeChild],
+    tiny_tune: Callable[..., Tuning],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = Range.parse("optimizer.hidden.betas[0]=0.5..0.99")
+    monkeypatch.setattr(made, "best", {first.key: 0.7})
+    found = tiny_tune(over=[first], budget=Budget(trials=9))
+    assert found.best_trial
+    best = found.best_trial.values[first.key]
+    assert best == pytest.approx(0.7, abs=0.05)
+    tuned = resolve(str(tmp_path / "out" / found.file), "nano", found.settings).config
+    assert tuned.optimizer.hidden.betas == (best, 0.95)
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        'extends = "modern"\n[optimizer.hidden]\nuse = "torch.optim:AdamW"\n'
+        "args = { lr = 0.01, betas = [0.9, 0.99] }\n"
+    )
+    other = Range.parse("optimizer.hidden.args.betas[1]=0.5..0.999")
+    monkeypatch.setattr(made, "best", {other.key: 0.7})
+    found = tiny_tune(recipe=str(mine), over=[other], budget=Budget(trials=3))
+    tuned = resolve(str(tmp_path / "out" / found.file), "nano", found.settings).config
+    assert all_values(tuned)["optimizer.hidden.args.betas"][0] == 0.9
+    assert tuned.optimizer.hidden.args["lr"] == 0.01
+    with pytest.raises(ConfigError, match=r"betas\[7\].*the recipe does not state"):
+        tiny_tune(over=[Range.parse("optimizer.hidden.betas[7]=0.5..0.9")], budget=Budget(trials=3))
 
 
 def test_a_recipe_that_cannot_be_bettered_stays_as_it_is(

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.files import names as names_of
 from speedrun.config.resolve import from_toml
-from speedrun.config.schema import ModelConfig
 from speedrun.errors import ConfigError, RunError, SpeedrunError
 from speedrun.serve.export import architecture, hf
 from speedrun.serve.export.architecture import MODELLING, architecture_of

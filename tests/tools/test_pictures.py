@@ -188,9 +188,9 @@ def test_words_stand_out_from_what_is_behind_them(palette: dict[str, str]) -> No
             assert (lighter + 0.05) / (darker + 0.05) >= 4.5, f"{name} on {behind}"
 
 
-def test_the_picture_of_the_optimizers_has_a_dot_for_each_text() -> None:
+def test_the_picture_of_the_optimizers_has_a_dot_for_each_text_and_seed() -> None:
     made = [table(adamw=400.0, muon=300.0), table("optimizer-prose", adamw=400.0, muon=420.0)]
     drawing = optimizers.drawn(made)
     ET.fromstring(drawing)
-    assert drawing.count("<circle") == 2 + 2 * 2
-    assert "adamw: 1.00, 1.3" in drawing
+    assert drawing.count("<circle") == 2 + 2 * 2 * 5
+    assert "adamw: 1.00 to 1.3" in drawing

@@ -14,7 +14,8 @@ from typer.main import get_command
 
 from speedrun.cli import app
 from speedrun.config.files import Kind, chain, flatten, names
-from speedrun.config.resolve import describe, resolve, schema_fields, toml_text
+from speedrun.config.keys import describe, schema_fields
+from speedrun.config.resolve import resolve, toml_text
 from speedrun.config.schema import Config
 from tests.documents import ROOT
 from tools.docs import autolink, keys, reference, verbs

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
+from typing import Any
+
+import pytest
 
 from tests.optim import foreign as toys
-from tools.optimizers.tried import PAGE, RESULTS, row, shortened, tried, with_section
+from tools.optimizers.tried import PAGE, RESULTS, ring, row, shortened, tried, with_section
 
 
 def test_the_page_shows_what_was_found() -> None:
@@ -32,5 +37,18 @@ def test_a_class_is_given_what_its_refusal_asks_for() -> None:
 
 
 def test_a_reason_has_no_name_place_or_advice() -> None:
-    sentence = "a:B (for hidden) cannot be made: ValueError: no (b.py line 7); it takes lr, eps"
+    sentence = "a:B (for hidden) cannot be made: ValueError: no (line 7 of b.py); it takes lr, eps"
     assert shortened(sentence) == "cannot be made: ValueError: no"
+
+
+def test_a_class_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(toys.SignMomentum):
+        def direction(self, *_: Any) -> Any:
+            time.sleep(9)
+
+    monkeypatch.setattr("tools.optimizers.tried.SECONDS", 1)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        assert tried("toys:Slow", Slow)["refused"] == "takes more than 1 s to try"
+    finally:
+        signal.signal(signal.SIGALRM, before)

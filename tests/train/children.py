@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from speedrun.files import flush
+from speedrun.processes import OF_A_COMMAND
 from speedrun.train import checkpoint
 from speedrun.train.run import RunFolder
 from speedrun.train.world import World
@@ -27,13 +28,17 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["speedrun.train.session", "tests.train.children"])
 
 
-def speedrun(words: Sequence[str | Path], output: Path, hold: int | None = None) -> BaseProcess:
+def speedrun(
+    words: Sequence[str | Path], output: Path, hold: int | None = None, of_a_command: bool = False
+) -> BaseProcess:
     """`speedrun WORDS` in a child, its stdout and stderr appended to `output`.
 
     The checkpoint of step `hold` stays half-written, so training comes to the next one at most.
     """
     child = SERVER.Process(
-        target=_main, args=([str(word) for word in words], output, hold), daemon=True
+        target=_main,
+        args=([str(word) for word in words], output, hold, of_a_command),
+        daemon=True,
     )
     child.start()
     return child
@@ -44,7 +49,7 @@ class QuickChild:
 
     def __init__(self, words: Sequence[str]) -> None:
         self._output = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
-        self._process = speedrun(words, Path(self._output.name))
+        self._process = speedrun([*words], Path(self._output.name), of_a_command=True)
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -59,11 +64,13 @@ class QuickChild:
         return self._output.read().strip().splitlines()[-1]
 
 
-def _main(words: list[str], output: Path, hold: int | None) -> None:
+def _main(words: list[str], output: Path, hold: int | None, of_a_command: bool) -> None:
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.environ["OMP_NUM_THREADS"] = "1"
+    if of_a_command:
+        os.environ[OF_A_COMMAND] = "1"
     torch.set_num_threads(1)
     sys.argv = ["speedrun", *words]
     if hold is not None:

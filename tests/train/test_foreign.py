@@ -10,6 +10,7 @@ import torch
 
 from speedrun.config.schema import Config
 from speedrun.errors import RunError
+from speedrun.optim import combined
 from speedrun.optim.errors import OptimError
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
@@ -114,7 +115,8 @@ def test_a_rewind_puts_everything_back(
 def test_ranks_do_the_same_or_the_run_ends(tiny: Make, tmp_path: Path) -> None:
     same = tiny(*ALL, "machine.microbatch=1", "train.steps=4", "validation.every=2")
     apart = tiny(*words(hidden="ByRank"), "validation.every=2")
-    on_ranks(2, train_both, tmp_path, same, apart, tmp_path)
+    fails = tiny(*words(hidden="FailsOnOne"))
+    on_ranks(2, train_all, tmp_path, same, apart, fails, tmp_path)
     train(same, tmp_path / "alone")
     assert losses(tmp_path / "same") == pytest.approx(losses(tmp_path / "alone"), abs=1e-3)
     report = (tmp_path / "report").read_text()
@@ -123,9 +125,18 @@ def test_ranks_do_the_same_or_the_run_ends(tiny: Make, tmp_path: Path) -> None:
         in report
     )
 
+    failed = (tmp_path / "failed").read_text()
+    assert "step 2: foreign.py:FailsOnOne (for hidden) failed in step(): ValueError" in failed
 
-def train_both(world: World, same: Config, apart: Config, folder: Path) -> None:
+
+def train_all(world: World, same: Config, apart: Config, fails: Config, folder: Path) -> None:
     jobs.train(world, same, folder / "same", {"warm_up": False})
+    combined.probe = lambda *_: None  # type: ignore[attr-defined]
+    with pytest.raises(RunError if world.rank == 1 else SystemExit) as caught:
+        jobs.train(world, fails, folder / "fails", {"warm_up": False})
+    if world.rank == 1:
+        (folder / "failed").write_text(str(caught.value))
+    world.barrier()
     with pytest.raises(RunError if world.first else SystemExit) as caught:
         jobs.train(world, apart, folder / "apart", {"warm_up": False})
     if world.first:
@@ -133,8 +144,8 @@ def train_both(world: World, same: Config, apart: Config, folder: Path) -> None:
 
 
 def test_one_that_is_refused_ends_a_run_before_it_begins(tiny: Make, tmp_path: Path) -> None:
-    with pytest.raises(OptimError, match=r"foreign\.py:Hidden \(for hidden\) cannot be used"):
-        train(tiny(*words(hidden="Hidden")), tmp_path / "run")
+    with pytest.raises(OptimError, match=r"foreign\.py:SharedCount \(for hidden\) cannot be used"):
+        train(tiny(*words(hidden="SharedCount")), tmp_path / "run")
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 

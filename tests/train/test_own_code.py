@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from speedrun.commands.compare import compare_command
 from speedrun.commands.runs import runs_command
@@ -19,9 +20,13 @@ from speedrun.report.page import page_data
 from speedrun.serve.load import load_run
 from speedrun.serve.slots import Slots
 from speedrun.train.run import RunFolder
+from tests.train import jobs
+from tests.train.children import on_ranks
 from tests.train.heard import Heard, Make, losses, newest, same_bits, tensors, train, values
 
 SOURCE = """
+import random
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -34,7 +39,9 @@ def mlp(inner, layer, share=0.2):
             super().__init__()
             self.inner, self.gate = inner, nn.Parameter(torch.full((), 0.1))
         def forward(self, x, norm):
-            return x + F.dropout(self.gate * (self.inner(x, norm) - x), share, self.training)
+            drawn = random.random() + np.random.rand() if self.training else 1.0
+            added = drawn * self.gate * (self.inner(x, norm) - x)
+            return x + F.dropout(added, share, self.training)
     return Both()
 
 class Weighed(Loss):
@@ -185,6 +192,44 @@ class Late(MLP):
 """
     with pytest.raises(ConfigError, match=r"mine.py:Late\) fails at step 3, in line 9 of mine.py"):
         train(tiny(*words(tmp_path, late, mlp="Late")), tmp_path / "run")
+
+
+EXPERTS = """
+from torch import nn
+from speedrun.model.block import MLP
+
+class Experts(MLP):
+    \"\"\"The first token of a row says which of two its tokens go to; many rows say the same.\"\"\"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.other = MLP(config)
+
+    def forward(self, x, norm):
+        first = x[:, :1, :1] > x[:, :1, 1:2]
+        out = x
+        if first.any():
+            out = out + first * (MLP.forward(self, x, norm) - x)
+        if not first.all():
+            out = out + ~first * (self.other(x, norm) - x)
+        return out
+"""
+
+
+def test_an_expert_that_gets_no_token_on_a_rank_is_left_alone_there(
+    tiny: Make, tmp_path: Path
+) -> None:
+    """Two rows a rank, one a pass: an expert often has none, and sometimes in one pass of two."""
+    config = tiny(*words(tmp_path, EXPERTS, mlp="Experts"), "optimizer.kind=muon",
+                  "batch.tokens=256", "machine.microbatch=1")  # fmt: skip
+    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "ranks", {"warm_up": False})
+    train(config, tmp_path / "alone")
+    assert losses(tmp_path / "ranks") == pytest.approx(losses(tmp_path / "alone"), abs=1e-3)
+    weights, others = (
+        newest(tmp_path / name / "checkpoints").model() for name in ("ranks", "alone")
+    )
+    for name, weight in weights.items():
+        assert torch.allclose(weight, others[name], atol=2e-3), name
 
 
 def test_places(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from speedrun.config.code import WORKED_OUT
 from speedrun.config.experiment import all_differences
 from speedrun.config.files import Kind, Layer, chain, names, optimizers
-from speedrun.config.resolve import is_argument, resolve, toml_text
+from speedrun.config.keys import is_argument
+from speedrun.config.resolve import resolve, toml_text
 from speedrun.config.scaling import Scaling, read_scaling
 from speedrun.config.schema import Config
 from tools.docs.markdown import code, table

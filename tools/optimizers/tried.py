@@ -20,7 +20,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from speedrun.config.code import package_version
 from speedrun.optim.errors import OptimError
-from speedrun.optim.foreign import Use
+from speedrun.optim.foreign import Foreign, Use
 from speedrun.optim.foreign.probe import probe
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -41,7 +41,9 @@ MODULES = (
     "optimi", "prodigyopt", "prodigyplus", "dadaptation", "parameterfree", "dog", "lion_pytorch",
     "adan_pytorch", "came_pytorch", "adabelief_pytorch", "adamp", "madgrad", "grokadamw",
     "kron_torch", "adam_mini", "galore_torch", "apollo_torch", "fira", "lomo_optim", "rose_opt",
-    "tadam", "ranger_adabelief", "bitsandbytes.optim", "torchao.optim",
+    "tadam", "ranger_adabelief", "bitsandbytes.optim", "torchao.optim", "adabound", "adamod",
+    "dowg", "fairscale.optim", "geoopt.optim", "ivon", "muon_fsdp2", "pytorch_ranger",
+    "q_galore_torch", "qhoptim.pyt", "sophia_opt",
 )  # fmt: skip
 SHAPES = {"mlp.up": (768, 192), "mlp.down": (192, 768), "attention.out": (192, 192)}
 SECONDS = 300  # for one class: some compile
@@ -56,6 +58,12 @@ ANSWERS: tuple[tuple[str, str, Any], ...] = (
     ("without momentum", "args.momentum", 0.9),
 )
 
+# Arguments that a class has no defaults for and asks for in no way that could be read.
+GIVEN: dict[str, dict[str, Any]] = {
+    "qhoptim.pyt:QHM": {"args.lr": 0.001, "args.nu": 0.7, "args.momentum": 0.9},
+    "ivon:IVON": {"args.lr": 0.001, "args.ess": 1e6},
+}
+
 
 def classes(module: str) -> Iterator[tuple[str, type]]:
     for name, found in sorted(vars(import_module(module)).items()):
@@ -67,13 +75,14 @@ def classes(module: str) -> Iterator[tuple[str, type]]:
 def tried(use: str, make: type) -> dict[str, Any]:
     """What came of one class: what had to be set, and why it was refused, if it was."""
     members = {"hidden": [(n, Parameter(torch.zeros(s))) for n, s in SHAPES.items()]}
-    needs: dict[str, Any] = {}
+    needs = dict(GIVEN.get(use, {}))
     while True:
         args = {k.removeprefix("args."): v for k, v in needs.items() if k.startswith("args.")}
         flags = {k: v for k, v in needs.items() if "." not in k}
         try:
             signal.alarm(SECONDS)
             probe(Use(make, use, args=args, **flags), members)
+            step(Use(make, use, args=args, **flags))
         except OptimError as error:
             sentence = str(error)
             answer = next((a for a in ANSWERS if a[0] in sentence and a[1] not in needs), None)
@@ -81,11 +90,32 @@ def tried(use: str, make: type) -> dict[str, Any]:
                 needs[answer[1]] = answer[2]
                 continue
             return {"use": use, "needs": needs, "refused": shortened(sentence)}
-        except TimeoutError:
+        except LateError:
             return {"use": use, "needs": needs, "refused": f"takes more than {SECONDS} s to try"}
         finally:
             signal.alarm(0)
         return {"use": use, "needs": needs, "refused": ""}
+
+
+class LateError(BaseException):
+    """The time is over; no code of an optimizer's own catches it."""
+
+
+def ring(*_: Any) -> None:
+    raise LateError
+
+
+def step(use: Use) -> None:
+    """As in a run: what compiles itself does so here, and what begins late has time to."""
+    for count, smaller in ((2, 1), (60, 4)):
+        shapes = {name: [side // smaller for side in shape] for name, shape in SHAPES.items()}
+        members = [(name, Parameter(torch.ones(shape))) for name, shape in shapes.items()]
+        one = Foreign(use, {"hidden": members})
+        draws = torch.Generator().manual_seed(0)
+        for _ in range(count):
+            for _, param in members:
+                param.grad = torch.randn(param.shape, generator=draws)
+            one.step()
 
 
 def shortened(sentence: str) -> str:
@@ -93,7 +123,7 @@ def shortened(sentence: str) -> str:
     reason = sentence.partition(" (for hidden) ")[2]
     if reason.startswith("needs "):
         return re.split("[:,(]", reason)[0].strip()
-    reason = re.sub(r" \([\w.]+ line \d+\)", "", reason.partition("; it takes")[0])
+    reason = re.sub(r" \(line \d+ of [\w.]+\)", "", reason.partition("; it takes")[0])
     return reason if len(reason) < 160 else f"{reason[:157]}..."
 
 
@@ -101,10 +131,6 @@ def child(module: str) -> None:
     """In a process of its own: a line of JSON for each class."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-
-    def ring(*_: Any) -> None:
-        raise TimeoutError
-
     signal.signal(signal.SIGALRM, ring)
     for name, make in classes(module):
         print(json.dumps(tried(f"{module}:{name}", make)), flush=True)
@@ -122,12 +148,7 @@ def results(module: str) -> list[dict[str, Any]]:
 
 
 def version_of(module: str) -> str:
-    package = module.partition(".")[0]
-    name = packages_distributions().get(package, [package])[0]
-    try:
-        return version(name).partition("+")[0]
-    except PackageNotFoundError:
-        return "?"
+    return package_version(module.partition(".")[0]).rpartition(" ")[2].partition("+")[0]
 
 
 def setting(needs: dict[str, Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from speedrun.config.architecture import BLOCK
 from speedrun.config.resolve import resolve
 from speedrun.config.schedule import settings_at
-from speedrun.config.schema import BLOCK
 from speedrun.data.loader import Loader
 from speedrun.model.mask import block_lists, first_key
 from tools.pictures.sample import dataset

@@ -1,4 +1,4 @@
-"""The optimizer track: how near each entry comes to the best on every text, a profile in dots."""
+"""The optimizer track: how near each entry comes to the best of every text and seed, in dots."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 
 from speedrun.commands.ladder import read_tables
-from speedrun.commands.optimizers import profile
+from speedrun.commands.optimizers import cases, profile
 from speedrun.science.rungs import Ladder, Verdicts
 from tools.pictures.svg import WIDTH, Drawing
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 LEFT, RIGHT, TOP, ROW = 176.0, WIDTH - 40.0, 112.0, 34.0
-TICKS = (1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 4.0)
+TICKS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 4.0)
 
 
 def tables() -> list[Ladder]:
@@ -24,20 +24,23 @@ def draw() -> str:
 
 
 def drawn(found: list[Ladder]) -> str:
-    """Each entry's steps over those of the best of the text, on a log axis."""
-    rows = {name: points for name, points in profile(found).items() if points}
+    """Each entry's steps over those of the best of the case, on a log axis."""
+    verdicts = [*map(Verdicts, found)]
+    rows = {name: points for name, points in profile(verdicts).items() if points}
     most = 1.04 * max(factor for points in rows.values() for factor, _ in points)
     bottom = TOP + ROW * len(rows) - 12
     said = "; ".join(
-        f"{name}: {', '.join(f'{factor:.2f}' for factor, _ in points)}"
-        for name, points in rows.items()
+        f"{name}: {points[0][0]:.2f} to {points[-1][0]:.2f}" for name, points in rows.items()
     )
     picture = Drawing(bottom + 66, "Steps of each optimizer over those of the best", said)
-    picture.heading("Optimizers: steps, as a multiple of the best's", "a dot for each text")
-    for number, table in enumerate(found, 1):
+    picture.heading(
+        "Optimizers: steps, as a multiple of the best's", "a dot for each text and seed"
+    )
+    colours = {table.track: number for number, table in enumerate(found, 1)}
+    for track, number in colours.items():
         x = LEFT + 150 * (number - 1)
         picture.circle(x, 80, 5.5, f"c{number}")
-        picture.text(x + 12, 85, table.track, size=13, fill="soft")
+        picture.text(x + 12, 85, track, size=13, fill="soft")
 
     def x_of(factor: float) -> float:
         return LEFT + (RIGHT - LEFT) * math.log(factor) / math.log(most)
@@ -53,9 +56,8 @@ def drawn(found: list[Ladder]) -> str:
         y = TOP + ROW * number + 4
         picture.text(20, y + 5, name, bold=True)
         picture.line([(x_of(points[0][0]), y), (x_of(points[-1][0]), y)], "line", width=3)
-        for colour, table in enumerate(found, 1):
-            results = Verdicts(table).results
-            best = min(one.crossing.mean for one in results.values() if one.crossing.mean)
-            if name in results and (mean := results[name].crossing.mean):
-                picture.circle(x_of(mean / best), y, 5.5, f"c{colour}")
+        for track, steps in cases(verdicts):
+            if name in steps:
+                x = x_of(steps[name] / min(steps.values()))
+                picture.circle(x, y + (6 if colours[track] > 1 else -6), 4.5, f"c{colours[track]}")
     return picture.render()

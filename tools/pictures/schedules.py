@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from speedrun.config.architecture import BLOCK
 from speedrun.config.resolve import resolve
 from speedrun.config.schedule import Settings, settings_at
-from speedrun.config.schema import BLOCK
 from tools.pictures.svg import WIDTH, Drawing
 
 LEFT, RIGHT = 70.0, WIDTH - 24.0

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from speedrun.config.calling import gist
 from speedrun.optim.errors import OptimError
 from speedrun.optim.foreign.tree import Owner, write
 
@@ -42,7 +41,8 @@ class Use:
             )
         make = given["make"]
         if not callable(make):
-            raise OptimError(f"the 'make' of role {role!r} is {make!r}; give it an optimizer class")
+            named = given.get("use") or f"the 'make' of role {role!r}"
+            raise OptimError(f"{named} is {make!r}; name a class of optimizers, or a function")
         use = given.get("use") or f"{make.__module__}:{make.__qualname__}"
         flags = {key: bool(given[key]) for key in ("scheduled", "random") if key in given}
         args = dict(given.get("args") or {})
@@ -134,22 +134,28 @@ def construct(
     `extra` are the arguments that are options of the groups.
     """
     params = [param for group in members.values() for _, param in group]
-    hooks, failures = [*map(_hooks, params)], list[Exception]()
+    hooks, failures = [*map(hooks_of, params)], list[BaseException]()
+    first = _first(use.make)
+    if first in use.args:
+        raise OptimError(f"{called} is given {first} here: leave it out of args")
     for given in _ways(use, members, extra, recorded):
         try:
             made = use.make(given, **_arguments(use, extra))
             break
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failures.append(error)
     else:
         told = failures[-1 if "'dict' object" in str(failures[0]) else 0]
-        raise OptimError(f"{called} cannot be made: {gist(told)}; {_takes_text(use)}") from told
+        strange = f"{', '.join(sorted(extra))} is no argument of it, and " if extra else ""
+        raise OptimError(
+            f"{called} cannot be made: {strange}{gist(told, use.make)}; {_takes_text(use)}"
+        ) from told
     if not isinstance(made, Optimizer):
         raise OptimError(
             f"{called} gives a {type(made).__name__}, which is no torch.optim.Optimizer; name a "
             "class of one"
         )
-    if hooks != [*map(_hooks, params)]:
+    if hooks != [*map(hooks_of, params)]:
         raise OptimError(
             f"{called} hooks into the backward pass; it must do all its work in step()"
         )
@@ -205,7 +211,7 @@ def _as_taken(make: Callable[..., Any], key: str, value: Any) -> Any:
     return tuple(value) if tuples and isinstance(value, list) else value
 
 
-def _hooks(param: Tensor) -> int:
+def hooks_of(param: Tensor) -> int:
     kinds = (param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None))
     return sum(len(hooks) for hooks in kinds if hooks)
 
@@ -219,21 +225,3 @@ def refuse_unread(use: Use, extra: set[str], made: Optimizer, called: str) -> No
                 f"{called} has no argument {key} and reads no such option of a param group; "
                 f"{_takes_text(use)}"
             )
-
-
-def gist(error: BaseException | None) -> str:
-    """Type, message and place of an error in somebody else's code."""
-    assert error is not None
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = Path(__file__).parent
-    theirs = [
-        one
-        for one in frames
-        if "torch" not in Path(one.filename).parts and Path(one.filename).parent != ours
-    ]
-    message = " ".join(str(error).split()).rstrip(".")
-    if not theirs:
-        return f"{type(error).__name__}: {message}"
-    last = theirs[-1]
-    where = f"{Path(last.filename).name} line {last.lineno}"
-    return f"{type(error).__name__}: {message or (last.line or '').strip()} ({where})"

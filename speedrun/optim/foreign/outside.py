@@ -1,18 +1,16 @@
-"""What is outside an optimizer and not its own: the random numbers of the process, and torch's
-settings. They are looked at around what somebody else's code does, and put back."""
+"""What is outside an optimizer and not its own, such as torch's settings. They are looked at around
+what somebody else's code does, and put back."""
 
 from __future__ import annotations
 
-import random
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from inspect import unwrap
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -28,55 +26,23 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
     ),
+    "torch.set_flush_denormal": (
+        lambda: not bool(torch.full((), 1e-39) * 1.0),  # which torch does not tell
+        torch.set_flush_denormal,
+    ),
+    **{
+        f"torch.backends.{name}": (
+            partial(getattr, backend, flag),
+            partial(setattr, backend, flag),
+        )
+        for name, backend, flag in (
+            ("mkldnn.enabled", torch.backends.mkldnn, "enabled"),
+            ("cudnn.enabled", torch.backends.cudnn, "enabled"),
+            ("cudnn.benchmark", torch.backends.cudnn, "benchmark"),
+            ("cudnn.deterministic", torch.backends.cudnn, "deterministic"),
+        )
+    },
 }
-
-
-@dataclass(frozen=True)
-class Streams:
-    """Where the sources of random numbers that all code of a process shares stand."""
-
-    torch: Tensor
-    numpy: dict[str, Any]
-    python: tuple[Any, ...]
-    cuda: Tensor | None = None
-
-    @staticmethod
-    def now() -> Streams:
-        cuda = torch.cuda.get_rng_state() if _has_cuda() else None
-        numpy: Any = np.random.get_state(legacy=False)
-        return Streams(torch.get_rng_state(), numpy, random.getstate(), cuda)
-
-    @staticmethod
-    def seeded(seed: int) -> Streams:
-        cpu = torch.Generator().manual_seed(seed).get_state()
-        numpy: Any = np.random.RandomState(seed % 2**32).get_state(legacy=False)
-        cuda = torch.Generator("cuda").manual_seed(seed).get_state() if _has_cuda() else None
-        return Streams(cpu, numpy, random.Random(seed).getstate(), cuda)
-
-    def put(self) -> None:
-        torch.set_rng_state(self.torch)
-        np.random.set_state(self.numpy)
-        random.setstate(self.python)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda)
-
-    def moved(self, since: Streams) -> str:
-        """Whose random numbers were drawn since; empty if none."""
-        if not torch.equal(self.torch, since.torch):
-            return "torch"
-        both = self.cuda is not None and since.cuda is not None
-        if both and not torch.equal(self.cuda, since.cuda):  # type: ignore[arg-type]
-            return "torch.cuda"
-        ours, theirs = self.numpy["state"], since.numpy["state"]
-        rest = ("has_gauss", "gauss")
-        if ours["pos"] != theirs["pos"] or not np.array_equal(ours["key"], theirs["key"]):
-            return "numpy.random"
-        if any(self.numpy[key] != since.numpy[key] for key in rest):
-            return "numpy.random"
-        return "random" if self.python != since.python else ""
-
-    def plain(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 @contextmanager
@@ -94,8 +60,27 @@ def without_compiler() -> Iterator[None]:
             delattr(function, note)
 
 
-def _has_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """What is to be compiled by torch runs as it is written: a trial would compile for minutes."""
+    compiler, real = "torch._dynamo", torch.compile
+    with ExitStack() as stack:
+
+        def stop_compiling() -> None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        def compile_later(*args: Any, **kwargs: Any) -> Any:
+            stack.callback(setattr, torch, "compile", real)
+            torch.compile = real
+            stop_compiling()
+            return real(*args, **kwargs)
+
+        if compiler in sys.modules:
+            stop_compiling()
+        else:  # importing it takes a second, which most need not wait for
+            stack.callback(setattr, torch, "compile", real)
+            torch.compile = compile_later
+        yield
 
 
 @contextmanager

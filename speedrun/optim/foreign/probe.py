@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from speedrun.optim.errors import OptimError
 from speedrun.optim.foreign.make import Members, Use, refuse_unread
+from speedrun.optim.foreign.outside import uncompiled
 from speedrun.optim.foreign.wrap import Foreign, same_bits
 
 LONGEST = 24  # side of a stand-in
@@ -33,7 +34,7 @@ Shape = tuple[int, ...]
 
 def probe(use: Use, members: Members) -> None:
     """Raise an OptimError if a run could not trust this optimizer with these parameters."""
-    with _unheard():
+    with _unheard(), uncompiled():
         try:
             _Trial(use, _stand_ins(members, small=True), STEPS).run()
         except _FailedError as small:
@@ -123,6 +124,8 @@ class _Trial:
                     f"{step + 1}: it keeps something outside itself, such as in its class, or does "
                     "not repeat what it does"
                 )
+            if step in (0, steps - 1):  # no other is made in between
+                one.foreign.watch_outside()
         refuse_unread(self.use, one.foreign.for_groups, one.foreign.optimizer, self.called)
         saved = _through_a_file(one.foreign)
         weights = [weight.detach().clone() for weight in one.weights]

@@ -5,7 +5,9 @@ numbers, texts, tensors, random generators, and objects of the classes that its 
 `read` (untree.py) puts all of it into an object that was made anew, or into one that is in use.
 Both keep what bits depend on: types, strides, memory that tensors share with each other or with a
 parameter. Values of other kinds (functions, locks, what a compiler made) are left as the
-constructor makes them; whether that is enough is not believed but tried out (probe.py).
+constructor makes them; whether that is enough is not believed but tried out (probe.py) and watched
+(traces.py). Of functions made by functions the variables around them are written, of partial ones
+their parts; what gives one thing after the other, and does not show how far it is, is refused.
 
 A node of the tree is a plain value, or {"is": kind, ...}; "at" numbers what may be held twice.
 """
@@ -13,11 +15,12 @@ A node of the tree is a plain value, or {"is": kind, ...}; "at" numbers what may
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
@@ -25,8 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from speedrun.optim.errors import OptimError
+from speedrun.traces import METHODS, attributes_of, contents
 
 Node = Any
 KEPT: Node = {"is": "kept"}
@@ -61,7 +66,7 @@ class Owner:
     def may_hold(self, cls: type) -> bool:
         """Whether objects of this class are looked into, and made again from what is saved."""
         torchs = cls.__module__.partition(".")[0] == "torch"
-        ours = torchs and issubclass(cls, torch.optim.Optimizer | nn.Module)
+        ours = torchs and issubclass(cls, torch.optim.Optimizer | LRScheduler | nn.Module)
         return ours or self.defines(cls.__module__)
 
     def refuse(self, path: str, what: str) -> OptimError:
@@ -77,6 +82,8 @@ class Written:
 
     tree: dict[str, Node]
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[str, object] = field(default_factory=dict)  # by path: what is not in the tree
+    functions: frozenset[str] = frozenset()  # paths of those of which the tree has the variables
 
 
 def write(root: object, owner: Owner, label: str, beside: Mapping[str, Any]) -> Written:
@@ -91,7 +98,7 @@ def write(root: object, owner: Owner, label: str, beside: Mapping[str, Any]) -> 
         "beside": {key: writer.node(value, key) for key, value in beside.items()},
     }
     writer.name_tensors()
-    return Written(tree, writer.tensors)
+    return Written(tree, writer.tensors, writer.kept, frozenset(writer.functions))
 
 
 def tensor_keys(tree: Node) -> Iterator[str]:
@@ -103,16 +110,6 @@ def tensor_keys(tree: Node) -> Iterator[str]:
     held = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
     for node in held:
         yield from tensor_keys(node)
-
-
-def attributes_of(value: object) -> dict[str, Any]:
-    found = dict(getattr(value, "__dict__", {}))
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for name in [slots] if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
 
 
 def found_by_name(name: str) -> Any:
@@ -132,6 +129,8 @@ class _Writer:
     def __init__(self, owner: Owner, label: str) -> None:
         self.owner, self.label = owner, label
         self.tensors: dict[str, Tensor] = {}
+        self.kept: dict[str, object] = {}
+        self.functions: set[str] = set()
         self._ids = {id(param): name for name, param in owner.params.items()}
         self._memory = {p.untyped_storage()._cdata: name for name, p in owner.params.items()}
         self._numbers: dict[int, int] = {}
@@ -154,7 +153,7 @@ class _Writer:
             return value
         if cls is float:
             return value if math.isfinite(value) else {"is": "float", "of": str(value)}
-        constant = _constant(value)
+        constant = _constant(value) or self._device(value)
         if constant is not None:
             return constant
         if id(value) in self._ids:
@@ -166,12 +165,26 @@ class _Writer:
             return {"at": at, **self._tensor(value, path)}
         node = self._container(value, path) or self._generator(value, path)
         node = node or self._object(value, path)
-        return {"at": at, **node} if node else KEPT
+        if node:
+            return {"at": at, **node}
+        of = value.__self__ if isinstance(value, METHODS) else value  # as in count().__next__
+        if isinstance(of, Iterator | AsyncIterator):
+            what = f"a {type(of).__name__}, of which nobody can tell its place"
+            raise self.owner.refuse(path, what)
+        self.kept[path] = value
+        return KEPT
+
+    def _device(self, value: Any) -> Node:
+        """That of its parameters has no name: on another rank it is another one."""
+        if not isinstance(value, torch.device):
+            return None
+        own = next(iter(self.owner.params.values())).device
+        return {"is": "device", "of": None if value == own else str(value)}
 
     def _container(self, value: Any, path: str) -> Node:
         cls = type(value)
         kind = getattr(cls, "written_as", cls.__name__)
-        if kind in MAPPINGS and isinstance(value, dict):
+        if MAPPINGS.get(kind) is cls or (kind in MAPPINGS and hasattr(cls, "written_as")):
             pairs = [
                 [self._key(key, path), self.node(held, self._below(path, key))]
                 for key, held in dict.items(value)  # not through methods of a class of its own
@@ -193,7 +206,7 @@ class _Writer:
     def _generator(self, value: Any, path: str) -> Node:
         """Arrays of numpy, and what draws random numbers."""
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            kind, held = "array", torch.from_numpy(value.copy())
+            kind, held = "array", torch.from_numpy(value.copy(order="K"))
         elif isinstance(value, torch.Generator):
             kind, held = "generator", value.get_state()
         elif type(value) is random.Random:
@@ -214,8 +227,20 @@ class _Writer:
             return {"is": "method", "of": self._numbers[id(value.__self__)], "name": value.__name__}
         if isinstance(value, type | FunctionType):
             inside = owner.defines(str(value.__module__))
-            known = inside and found_by_name(name_of(value)) is value
-            return {"is": "name", "of": name_of(value)} if known else None
+            known = found_by_name(name_of(value)) is value
+            if inside and known:
+                return {"is": "name", "of": name_of(value)}
+            if known or isinstance(value, type) or not value.__closure__:
+                return None
+            names = value.__code__.co_freevars
+            held = zip(names, contents(value), strict=True)
+            around = [self.node(one, f"{path}.{name}") for name, one in held]
+            self.functions.add(path)
+            return {"is": "function", "name": value.__qualname__, "of": around}
+        if cls is functools.partial:
+            parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            made_of = {name: self.node(part, f"{path}.{name}") for name, part in parts.items()}
+            return {"is": "partial", "of": made_of}
         if not owner.may_hold(cls) or found_by_name(name_of(cls)) is not cls:
             return None
         if isinstance(value, enum.Enum):
@@ -275,6 +300,9 @@ class _Writer:
             node["requires_grad"] = True
         if isinstance(value, nn.Parameter):
             node["parameter"] = True
+        if vars(value):  # what somebody wrote onto it
+            marks = {name: self.node(one, f"{path}.{name}") for name, one in vars(value).items()}
+            node["marks"] = {name: one for name, one in marks.items() if one != KEPT}
         if value.device.type == "cpu" and any(p.is_cuda for p in self.owner.params.values()):
             node["cpu"] = True
         # The same dict is completed by `name_tensors`.
@@ -327,8 +355,6 @@ def _constant(value: Any) -> Node:
         return {"is": "number", "dtype": value.dtype.str, "of": value.tobytes().hex()}
     if isinstance(value, torch.dtype):
         return {"is": "dtype", "of": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"is": "device", "of": str(value)}
     if type(value) is torch.Size:
         return {"is": "size", "of": list(value)}
     if type(value) is complex:

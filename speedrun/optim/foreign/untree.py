@@ -7,9 +7,12 @@ with the bits, type, strides and shared memory that they were saved with.
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,11 +27,17 @@ from speedrun.optim.foreign.tree import (
     SEQUENCES,
     Node,
     Owner,
-    attributes_of,
     found_by_name,
+    name_of,
 )
+from speedrun.traces import attributes_of, contents
 
 Put = Callable[[], None]
+BITS: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox,
+                np.random.SFC64)
+}  # fmt: skip
 
 
 def read(
@@ -82,7 +91,7 @@ class _Reader:
         elif kind in SEQUENCES or kind == "named":
             made = self._sequence(node, like, path)
         elif kind == "object":
-            cls = self._named(node["class"], path)
+            cls = self._class(node["class"], path, object)
             made = self._claim(like, cls)
             made = object.__new__(cls) if made is None else made
             self.fill(made, node["at"], node["of"], path)
@@ -124,7 +133,7 @@ class _Reader:
         now, values = dict(made), {}
         for key_node, value_node in node["of"]:
             key = self.value(key_node, None, path)
-            values[key] = self.value(value_node, now.get(key), f"{path}/{key}")
+            values[key] = self.value(value_node, now.get(key), f"{path}/{self._label(key)}")
 
         def change() -> None:
             made.clear()
@@ -148,7 +157,7 @@ class _Reader:
         elif kind == "set":
             self.changes += [made.clear, lambda: made.update(items)]
         elif kind == "named":
-            return self._named(node["class"], path)(*items)
+            return tuple.__new__(self._class(node["class"], path, tuple), items)
         else:
             return deque(items, node["most"]) if kind == "deque" else SEQUENCES[kind](items)
         return made
@@ -168,22 +177,26 @@ class _Reader:
             return complex(*map(float, of))
         if kind == "dtype":
             return _dtype(of)
-        make: Callable[[Any], Any] = {"float": float, "device": torch.device, "size": torch.Size}[
-            kind
-        ]
-        return make(of)
+        if kind == "device":
+            return self._device if of is None else torch.device(of)
+        return float(of) if kind == "float" else torch.Size(of)
 
     def _rest(self, node: Node, like: Any, path: str) -> Any:
         """Names, and what draws random numbers."""
         kind, of = node["is"], node["of"]
         if kind == "method":
             return getattr(self._made[of], node["name"])
-        if kind in ("name", "enum"):
-            found = self._named(node.get("class", of), path)
-            return found if kind == "name" else found[of]
+        if kind == "function":
+            return self._function(node, like, path)
+        if kind == "partial":
+            return self._partial(node, like, path)
+        if kind == "name":
+            return self._named(of, path)
+        if kind == "enum":
+            return self._class(node["class"], path, enum.Enum)[of]
         state = self.value(of, None, path)
         if kind == "array":
-            return state.numpy().copy()
+            return state.numpy().copy(order="K")
         made: Any
         if kind == "generator":
             made = self._claim(like, torch.Generator) or torch.Generator()
@@ -195,9 +208,27 @@ class _Reader:
             made = self._claim(like, np.random.RandomState) or np.random.RandomState()
             self.changes.append(lambda: made.set_state(state))
         else:
-            fresh = np.random.Generator(getattr(np.random, node["bits"])())
+            fresh = np.random.Generator(BITS[node["bits"]]())
             made = self._claim(like, np.random.Generator) or fresh
             self.changes.append(lambda: setattr(made.bit_generator, "state", state))
+        return made
+
+    def _function(self, node: Node, like: Any, path: str) -> Any:
+        """The function that is there, and the variables around it as they were."""
+        if not isinstance(like, FunctionType) or like.__qualname__ != node["name"]:
+            raise self.owner.refuse(path, "a function that was not made when it is constructed")
+        self._made[node["at"]] = like
+        for cell, held, now in zip(like.__closure__ or (), node["of"], contents(like), strict=True):
+            value = now if held == KEPT else self.value(held, now, path)
+            self.changes.append(partial(setattr, cell, "cell_contents", value))
+        return like
+
+    def _partial(self, node: Node, like: Any, path: str) -> Any:
+        now = {name: getattr(like, name, None) for name in node["of"]}
+        parts = [self.value(part, now[name], path) for name, part in node["of"].items()]
+        made: Any = self._claim(like, partial)
+        made = partial(parts[0]) if made is None else made
+        self.changes.append(lambda: made.__setstate__((*parts, vars(made) or None)))
         return made
 
     def _claim(self, like: Any, cls: type) -> Any:
@@ -208,6 +239,7 @@ class _Reader:
         return like
 
     def _named(self, name: str, path: str) -> Any:
+        """A class or function of the owner's own: a file must not reach anything else by it."""
         found = found_by_name(name)
         inside = self.owner.defines(name.partition(":")[0])
         if not inside and not (isinstance(found, type) and self.owner.may_hold(found)):
@@ -217,7 +249,23 @@ class _Reader:
                 f"the saved state of {self.owner.called} needs {name}, which its code does not "
                 "have any more; use the version it was saved with"
             )
+        if not isinstance(found, type | FunctionType) or name_of(found) != name:
+            raise self.owner.refuse(path, f"{name}, which is no class or function of that name")
         return found
+
+    def _class(self, name: str, path: str, kind: type) -> Any:
+        """One that is a `kind`, which alone may be made of what a file says."""
+        found = self._named(name, path)
+        if not isinstance(found, type) or not issubclass(found, kind):
+            raise self.owner.refuse(path, f"of {name}, which is no {kind.__name__}")
+        return found
+
+    def _label(self, key: Any) -> str:
+        """A key for people: a parameter by its name, and nothing by its content."""
+        if isinstance(key, Tensor):
+            names = (name for name, param in self.owner.params.items() if param is key)
+            return next(names, "tensor")
+        return str(key)[:40] if isinstance(key, str | int | float) else type(key).__name__
 
     def _param(self, name: str) -> Tensor:
         if name not in self.owner.params:
@@ -243,6 +291,8 @@ class _Reader:
         if node.get("parameter"):
             value = nn.Parameter(value, requires_grad=False)
         value.requires_grad_(bool(node.get("requires_grad")))
+        for name, mark in node.get("marks", {}).items():
+            setattr(value, name, self.value(mark, None, name))
         if "grad" in node:
             value.grad = self.value(node["grad"], None, "")
         return value
@@ -254,7 +304,7 @@ class _Reader:
         context = apart.value(node["context"], None, path)
         for change in apart.changes:
             change()
-        make = self._named(node["class"], path).__tensor_unflatten__
+        make = self._class(node["class"], path, Tensor).__tensor_unflatten__
         made: Tensor = make(parts, context, torch.Size(node["size"]), tuple(node["stride"]))
         return made
 

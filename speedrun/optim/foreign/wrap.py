@@ -18,17 +18,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from speedrun.config.calling import gist, reason
 from speedrun.optim.errors import OptimError
-from speedrun.optim.foreign.make import Members, Use, construct, for_groups, gist
-from speedrun.optim.foreign.outside import Streams, settings_kept, without_compiler
-from speedrun.optim.foreign.tree import KEPT, Owner, Written, tensor_keys, write
+from speedrun.optim.foreign.make import Members, Use, construct, for_groups, hooks_of
+from speedrun.optim.foreign.outside import settings_kept, without_compiler
+from speedrun.optim.foreign.tree import Owner, Written, tensor_keys, write
 from speedrun.optim.foreign.untree import read
+from speedrun.streams import Streams
+from speedrun.traces import holds_data, outside_of, trace
 
 GRAPH_WORDS = ("create_graph", "grad_fn", "does not require grad", "retain_graph")
 
@@ -42,8 +46,9 @@ class Foreign:
         self.params = {name: param for group in members.values() for name, param in group}
         self.role_of = {name: role for role, group in members.items() for name, _ in group}
         self.label = f"[{'+'.join(self.roles)}]"
-        self._streams = Streams.seeded(seed) if use.random else None
+        self._streams = Streams.of(seed, "optimizer", self.label) if use.random else None
         self._marked = {name: set(vars(param)) for name, param in self.params.items()}
+        self._forms = {name: form_of(param) for name, param in self.params.items()}
         self._kept: dict[str, Tensor] | None = None  # its state in training, while in eval mode
         # Some set what holds for the whole process, such as the precision of products.
         with self._guarded("when it is made"), settings_kept(), without_compiler():
@@ -52,14 +57,21 @@ class Foreign:
                 use, members, self.for_groups, self.called, recorded=recorded
             )
         self.owner = Owner.of(self.optimizer, self.params, self.called)
-        self.rates = [_rate(group.get("lr")) for group in self.optimizer.param_groups]
+        self.rates = [self._rate(group.get("lr")) for group in self.optimizer.param_groups]
         self.has_modes = all(callable(getattr(self.optimizer, m, None)) for m in ("train", "eval"))
-        self._fixed: dict[str, Any] = {}
-        tree = self.written().tree["root"]
-        self._fixed = {k: v for k, v in vars(self.optimizer).items() if tree[k] == KEPT}
+        self._traces: dict[str, str] | None = None  # by path: what is in sight of what is kept
+        self._outside: dict[str, str] | None = None  # the same of its classes and modules
+        self.written()
         self._call("train")
 
     # Learning rates.
+
+    def _rate(self, lr: Any) -> float | None:
+        if isinstance(lr, bool):
+            raise OptimError(f"{self.called} has the learning rate {lr}: give it a number")
+        if isinstance(lr, Tensor):
+            return float(lr) if lr.numel() == 1 else None
+        return float(lr) if isinstance(lr, int | float) else None
 
     @property
     def scheduled(self) -> bool:
@@ -107,8 +119,9 @@ class Foreign:
         with self._guarded("in a step"), torch.enable_grad():
             try:
                 self.optimizer.step()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._explained(error) from error
+        self._refuse_other_form()
         for other, kept in zip(others, before, strict=True):
             if not same_bits(other.detach(), kept):
                 raise OptimError(
@@ -116,19 +129,29 @@ class Foreign:
                     "given to it; an optimizer may change its own parameters only"
                 )
 
-    def _explained(self, error: Exception) -> OptimError:
-        text = str(error)
+    def _refuse_other_form(self) -> None:
+        """Values are all it may change of a parameter."""
+        for name, param in self.params.items():
+            form = form_of(param)
+            if form != self._forms[name]:
+                raise OptimError(
+                    f"{self.called} makes of parameter {name}, {self._forms[name]}, one that is "
+                    f"{form}; an optimizer may change the values of its parameters only"
+                )
+
+    def _explained(self, error: BaseException) -> OptimError:
+        text, what = reason(error), gist(error, self.use.make)
         if "closure" in text:
             return OptimError(
                 f"{self.called} needs a closure: it evaluates the loss several times in a step, "
-                f"and a step here has one forward and one backward pass ({gist(error)})"
+                f"and a step here has one forward and one backward pass ({what})"
             )
         if any(word in text for word in GRAPH_WORDS):
             return OptimError(
                 f"{self.called} needs a second backward pass through the gradient (create_graph), "
-                f"and a step here has one ({gist(error)})"
+                f"and a step here has one ({what})"
             )
-        return OptimError(f"{self.called} failed in step(): {gist(error)}")
+        return OptimError(f"{self.called} failed in step(): {what}")
 
     @contextmanager
     def _guarded(self, when: str) -> Iterator[None]:
@@ -163,9 +186,10 @@ class Foreign:
     def evaluating(self) -> Iterator[None]:
         """Its parameters hold the weights to be used, and afterwards those to be trained.
 
-        Going to eval mode and back rounds, so what was there before is put back.
+        Going to eval mode and back rounds, so what was there before is put back. Before its first
+        step there are no others, and some could not go there.
         """
-        if not self.has_modes or self._kept is not None:
+        if not self.has_modes or self._kept is not None or not self.optimizer.state:
             yield
             return
         self._kept = {key: tensor.clone() for key, tensor in self.state().items()}
@@ -183,7 +207,9 @@ class Foreign:
             try:
                 getattr(self.optimizer, mode)()
             except Exception as error:
-                raise OptimError(f"{self.called} failed in {mode}(): {gist(error)}") from error
+                raise OptimError(
+                    f"{self.called} failed in {mode}(): {gist(error, self.use.make)}"
+                ) from error
 
     # State.
 
@@ -200,11 +226,40 @@ class Foreign:
             beside["weights"] = {n: param.detach().clone() for n, param in self.params.items()}
         with self._saving():
             written = write(self.optimizer, self.owner, self.label, beside)
-        for name, node in written.tree["root"].items():
-            value, first = vars(self.optimizer).get(name), self._fixed.get(name)
-            if node == KEPT and first is not None and first is not value:
-                raise self.owner.refuse(name, f"a {type(value).__name__} that was exchanged")
+        self._watch_kept(written)
         return written
+
+    def _watch_kept(self, written: Written) -> None:
+        """What is not written must stay as the constructor made it, or nothing brings it back."""
+        traces = {path: self._trace(value) for path, value in written.kept.items()}
+        traces |= dict.fromkeys(written.functions, "")
+        before = traces if self._traces is None else self._traces
+        for path, found in traces.items():
+            value = written.kept.get(path)
+            what = "a function that" if value is None else f"a {type(value).__name__} that"
+            # An attribute that is code may be made when it is first used, and is so again.
+            inside = path in written.functions or "/" in path or ":" in path
+            if path not in before and (inside or holds_data(value)):
+                raise self.owner.refuse(path, f"{what} was made in a step")
+            if before.get(path, found) != found:
+                raise self.owner.refuse(path, f"{what} changes from step to step or was exchanged")
+        self._traces = {**traces, **before}
+
+    def watch_outside(self) -> None:
+        """Nor may it count in its class or module; what is filled once, in the first steps, may."""
+        found = outside_of(self.optimizer, self.owner.packages)
+        now = {name: self._trace(value) for name, value in found.items()}
+        for name in now if self._outside is not None else ():
+            assert self._outside is not None
+            if self._outside.get(name, now[name]) != now[name]:
+                raise OptimError(
+                    f"{self.called} changes {name} from step to step, which belongs to its class "
+                    "or module and is in no checkpoint: keep it in the optimizer"
+                )
+        self._outside = {**now, **(self._outside or {})}
+
+    def _trace(self, value: object) -> str:
+        return trace(value, {id(self.optimizer): "", **{id(p): n for n, p in self.params.items()}})
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -214,7 +269,9 @@ class Foreign:
         except OptimError:
             raise
         except Exception as error:
-            raise OptimError(f"{self.called} cannot be saved exactly: {gist(error)}") from error
+            raise OptimError(
+                f"{self.called} cannot be saved exactly: {gist(error, self.use.make)}"
+            ) from error
 
     def _marks(self) -> dict[str, dict[str, Any]]:
         """What it wrote onto the parameters themselves."""
@@ -232,7 +289,8 @@ class Foreign:
         if self._kept is not None:
             return self._kept
         written = self.written()
-        text = bytearray(json.dumps(written.tree, allow_nan=False).encode())
+        with self._saving():
+            text = bytearray(json.dumps(written.tree, allow_nan=False).encode())
         return {**written.tensors, self.tree_key: torch.frombuffer(text, dtype=torch.uint8)}
 
     def state_bytes(self) -> dict[str, int] | None:
@@ -302,14 +360,32 @@ class Foreign:
         now = json.loads(self._args())
         changed = {key for key in {**before, **now} if before.get(key) != now.get(key)}
         groups = self.optimizer.param_groups
-        for key in changed - {"lr"}:
+        for key in changed:
             if key not in now or any(key not in group for group in groups):
                 raise OptimError(
                     f"the argument {key} of {self.called} cannot be changed in a run: it is no "
                     "option of its param groups; begin a new run, or set it back"
                 )
+        if changed and self._besides_groups(before) != self._besides_groups(now):
+            raise OptimError(
+                f"{', '.join(sorted(changed))} of {self.called} cannot be changed in a run: it "
+                "keeps more than its param groups know; begin a new run, or set it back"
+            )
         # The rate is set before every step, by the schedule or as it is.
         return {key: copy.deepcopy(groups[0][key]) for key in changed if key in now}
+
+    def _besides_groups(self, args: Mapping[str, Any]) -> Any:
+        """What one that is made with these arguments holds beside its param groups."""
+        members = {
+            role: [
+                (name, param) for name, param in self.params.items() if self.role_of[name] == role
+            ]
+            for role in self.roles
+        }
+        with self._guarded("when it is made"), settings_kept(), without_compiler():
+            made = construct(replace(self.use, args=args), members, self.for_groups, self.called)
+        tree = write(made, Owner.of(made, self.params, self.called), self.label, {}).tree["root"]
+        return {key: node for key, node in tree.items() if key not in ("param_groups", "defaults")}
 
     def digest(self) -> int:
         """A number of 48 bits that differs where a parameter or its state differs in a bit.
@@ -330,10 +406,15 @@ class Foreign:
         )
 
 
-def _rate(lr: Any) -> float | None:
-    if isinstance(lr, Tensor):
-        return float(lr) if lr.numel() == 1 else None
-    return float(lr) if isinstance(lr, int | float) else None
+def form_of(param: Tensor) -> str:
+    """All of a parameter but its values, as text."""
+    kind = str(param.dtype).removeprefix("torch.")
+    hooks = hooks_of(param)
+    return (
+        f"{kind} of shape {tuple(param.shape)} on {param.device}"
+        f"{'' if param.requires_grad else ', without gradient'}"
+        f"{f', with {hooks} hooks into the backward pass' if hooks else ''}"
+    )
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

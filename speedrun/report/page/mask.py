@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speedrun.config.architecture import BLOCK
 from speedrun.config.schedule import window_at
-from speedrun.config.schema import BLOCK, Config
+from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import built_datasets
 from speedrun.data.loader import document_ids

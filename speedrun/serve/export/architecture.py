@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from speedrun.config.schema import Config, ModelConfig
+from speedrun.config.architecture import ModelConfig
+from speedrun.config.schema import Config
 from speedrun.model.embeddings import table_of_layer
 from speedrun.serve.load import LoadedRun
 

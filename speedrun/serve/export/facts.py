@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from speedrun import __version__
+from speedrun.config.architecture import BLOCK
 from speedrun.config.own_code import own_code, with_code
-from speedrun.config.schema import BLOCK, Config
+from speedrun.config.schema import Config
 from speedrun.data.tokenizer import parse_spec
 from speedrun.errors import RunError
 from speedrun.serve.export.losses import losses_of

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from speedrun.config.architecture import ModelConfig
 from speedrun.config.code import UsedCode
 from speedrun.config.resolve import to_toml
-from speedrun.config.schema import ModelConfig
 from speedrun.model.embeddings import table_of_layer
 from speedrun.model.parts import Part
 from speedrun.serve.export.architecture import as_ours

@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from speedrun.config.schema import BLOCK
+from speedrun.config.architecture import BLOCK
 from speedrun.model import native
 from speedrun.model.steps import PackedWeights
 from speedrun.serve.load import LoadedRun

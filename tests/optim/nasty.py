@@ -1,0 +1,266 @@
+# ruff: noqa: ARG002
+"""Optimizers that keep their state where few look, or do what an optimizer must not.
+
+What each keeps acts in the thousandth step alone: no trial could see it do something else. Those of
+`GOOD` are brought back all the same, all others are refused for what `REFUSED` says.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import itertools
+import sys
+import threading
+from decimal import Decimal
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.optim.foreign import Toy
+
+COUNTS: dict[int, int] = {}
+
+
+class Late(Toy):
+    """`count` counts steps somewhere."""
+
+    def count(self, weight: Tensor) -> float:
+        raise NotImplementedError
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        late = self.count(weight) >= 1000
+        return super().direction(weight, group) * (2 if late else 1)
+
+
+class HookStep(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        if not self.state[weight]:
+            self.state[weight]["seen"] = True
+            weight.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]
+        return super().direction(weight, group)
+
+
+class Double(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        found = super().direction(weight, group)
+        weight.data = weight.data.double()
+        return found
+
+
+class Frozen(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        weight.requires_grad_(False)
+        return super().direction(weight, group)
+
+
+class Cut(Toy):
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data = weight.data[:1]
+
+
+class InDecimal(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.steps = Decimal(0)
+
+    def count(self, weight: Tensor) -> float:
+        self.steps += 1
+        return float(self.steps)
+
+
+class InArray(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.steps = array.array("d", [0.0])
+
+    def count(self, weight: Tensor) -> float:
+        self.steps[0] += 1
+        return self.steps[0]
+
+
+class InBytes(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.steps = bytearray(8)
+
+    def count(self, weight: Tensor) -> float:
+        self.steps[:] = (int.from_bytes(self.steps) + 1).to_bytes(8)
+        return int.from_bytes(self.steps)
+
+
+class InC(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.steps = ctypes.c_long(0)
+
+    def count(self, weight: Tensor) -> float:
+        self.steps.value += 1
+        return self.steps.value
+
+
+class InThread(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.mine = threading.local()
+        self.mine.steps = 0
+
+    def count(self, weight: Tensor) -> float:
+        self.mine.steps += 1
+        return float(self.mine.steps)
+
+
+class NextOfCount(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.tick = itertools.count(1).__next__
+
+    def count(self, weight: Tensor) -> float:
+        return self.tick()
+
+
+class InModule(Late):
+    def count(self, weight: Tensor) -> float:
+        COUNTS[id(weight)] = COUNTS.get(id(weight), 0) + 1
+        return COUNTS[id(weight)]
+
+
+class InDefault(Late):
+    def count(self, weight: Tensor, steps: list[int] = [0]) -> float:  # noqa: B006
+        steps[0] += 1
+        return steps[0]
+
+
+def counted() -> int:
+    counted.steps = getattr(counted, "steps", 0) + 1  # type: ignore[attr-defined]
+    return counted.steps  # type: ignore[attr-defined, no-any-return]
+
+
+class InFunction(Late):
+    def count(self, weight: Tensor) -> float:
+        return counted()
+
+
+class Exits(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        sys.exit("enough")
+
+
+class BadError(Toy):
+    class UnspeakableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        raise self.UnspeakableError
+
+
+class Huge(Toy):
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.state[weight]["number"] = 10**5000
+        return super().direction(weight, group)
+
+
+class Denormal(Toy):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.seen = 0
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        return super().direction(weight, group)
+
+
+class InList(Toy):
+    """A function in its state: no attribute that comes by itself when it is needed again."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.state[weight].setdefault("f", lambda x: x)
+        return super().direction(weight, group)
+
+
+class OnTensor(Toy):
+    """A number written onto a tensor of its state."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
+        mean.steps = steps = getattr(mean, "steps", 0) + 1
+        return super().direction(weight, group) / float(steps)
+
+
+class Private:
+    __slots__ = ("__steps",)
+
+    def __init__(self) -> None:
+        self.__steps = 0
+
+    def next(self) -> int:
+        self.__steps += 1
+        return self.__steps
+
+
+class InSlots(Toy):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.counter = Private()
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return super().direction(weight, group) / self.counter.next()
+
+
+class ByColumns(Toy):
+    """Sums go along memory, so an array that comes back with other strides sums otherwise."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.values = np.asfortranarray(np.random.default_rng(0).random((40, 30), dtype="f4"))
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.values *= np.float32(1.0001)
+        assert self.values.flags.f_contiguous
+        return super().direction(weight, group) * float(self.values.sum())
+
+
+class Counter(dict[str, int]):  # as one of Python's own is called
+    def tick(self) -> int:
+        self["steps"] = self.get("steps", 0) + 1
+        return self["steps"]
+
+
+class Namesake(Late):
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.counter = Counter()
+
+    def count(self, weight: Tensor) -> float:
+        return self.counter.tick()
+
+
+GOOD = (OnTensor, InSlots, ByColumns)
+CHANGES = "that changes from step to step"
+REFUSED: ClassVar[dict[type[Toy], str]] = {  # type: ignore[misc]
+    HookStep: r"makes of parameter up\.weight, .*with 1 hooks into the backward pass",
+    Double: r"makes of parameter up\.weight, float32 .* one that is float64 of shape",
+    Frozen: "one that is float32 .*, without gradient; an optimizer may change the values",
+    Cut: r"one that is float32 of shape \(1, ",
+    InDecimal: f"its steps is a Decimal {CHANGES}",
+    InArray: f"its steps is a array {CHANGES}",
+    InBytes: f"its steps is a bytearray {CHANGES}",
+    InC: f"its steps is a c_long {CHANGES}",
+    InThread: f"its mine is a _local {CHANGES}",
+    NextOfCount: "its tick is a count, of which nobody can tell its place",
+    InModule: r"changes nasty\.COUNTS from step to step, which belongs to its class or module",
+    InDefault: r"changes InDefault\.count from step to step",
+    InFunction: r"changes nasty\.counted from step to step",
+    Exits: r"failed in step\(\): SystemExit: enough \(line \d+ of nasty\.py\)",
+    BadError: r"failed in step\(\): UnspeakableError \(line \d+ of nasty\.py\)",
+    Huge: "cannot be saved exactly: ValueError: Exceeds the limit",
+    Denormal: r"calls torch\.backends\.mkldnn\.enabled in a step, which changes how the model",
+    InList: r"its up\.weight:f is a function that was made in a step",
+    Namesake: f"its counter is a Counter {CHANGES}",
+}

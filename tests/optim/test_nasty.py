@@ -1,0 +1,36 @@
+"""State where few look: brought back to the bit, or refused by its name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from speedrun.optim import OptimError
+from tests.optim import nasty
+from tests.optim.foreign import Toy
+from tests.optim.test_combined import Net, same, train
+from tests.optim.test_foreign import combined, own
+
+
+@pytest.mark.parametrize("toy", nasty.REFUSED, ids=lambda toy: toy.__name__)
+def test_it_is_refused_for_what_it_does(toy: type[Toy]) -> None:
+    with pytest.raises(OptimError, match=nasty.REFUSED[toy]) as caught:
+        combined(Net(), hidden=own(toy))
+    assert len(str(caught.value)) < 400
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("toy", nasty.GOOD, ids=lambda toy: toy.__name__)
+def test_it_comes_back_to_the_bit(toy: type[Toy]) -> None:
+    straight, parted = Net(), Net()
+    through, first = combined(straight, hidden=own(toy)), combined(parted, hidden=own(toy))
+    train(straight, through, range(6))
+    train(parted, first, range(3))
+    fresh = copy.deepcopy(parted)
+    second = combined(fresh, hidden=own(toy))
+    second.import_state(load(save(first.export_state())))
+    train(fresh, second, range(3, 6))
+    same(straight, fresh)
