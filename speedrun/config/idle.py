@@ -25,6 +25,11 @@ def idle(resolved: Resolved) -> list[str]:
         beside_code = needed.endswith(".use") and len(origins) == 1 and None not in origins
         if unused and (beside_code or {"override", "option"} & origins):
             found.append(f"{key} changes nothing here: nothing reads it with {needed} as it is")
+    for key in sorted(resolved.config.optimizer.unread()):
+        if resolved.origin.get(key) == "override" and not any(key in one for one in found):
+            found.append(
+                f"{key} changes nothing here: nothing reads it with optimizer.kind as it is"
+            )
     return found
 
 

@@ -180,6 +180,15 @@ class OptimizerConfig(Section):
         options: RoleOptions = getattr(self, role)
         return bool(options.use)
 
+    def unread(self) -> set[str]:
+        """Keys that nothing reads, since the hidden matrices go by another table or by code."""
+        tables = {*MATRIX_TABLES.values()} - {self.table("hidden")}
+        found = {f"{table}.{name}" for table in tables for name, _ in getattr(self, table)}
+        for role in (role for role in ROLES if role not in MATRIX_ROLES or role == "hidden"):
+            if self.is_own(role):
+                found |= {f"{role}.{name}" for name in RoleOptions.names()}
+        return {f"optimizer.{key}" for key in found}
+
     def check_heads(self, of_q: int, of_k: int, *, fused: bool) -> None:
         """Refuse to take so many heads of q and k together as cannot be."""
         key, together = "optimizer.muon.heads_together", self.muon.heads_together

@@ -42,11 +42,12 @@ def known_tuning(recipe: str, config: Config, track: str, budget: Budget) -> Tun
         return None
     # A package has another hash in its next version, and needs no other rates for that.
     versions = {f"{at}.code" for at, code in config.used_code().items() if not code.named.is_file}
+    unread = config.optimizer.unread()  # as of the recipe that it extends
     now, then = (
         {
             key: value
             for key, value in with_elements(settings).items()
-            if key not in {*best, *map(whole, best), *versions}
+            if key not in {*best, *map(whole, best), *versions} and whole(key) not in unread
         }
         for settings in (settings_of(config, track), found.stated)
     )

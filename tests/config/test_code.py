@@ -114,6 +114,10 @@ def test_kind_decides_about_the_matrices(recipe: Path) -> None:
     assert "Muon" in techniques(resolved.config)
     assert "Muon" not in techniques(of(recipe))
     assert any("optimizer.hidden.use changes nothing" in one for one in idle(resolved))
+    told = idle(resolve("muon", "nano", ["optimizer.hidden.lr=0.5", "optimizer.head.lr=0.5"]))
+    assert told == ["optimizer.hidden.lr changes nothing here: nothing reads it with "
+                    "optimizer.kind as it is"]  # fmt: skip
+    assert not idle(resolve("modern", "nano", ["optimizer.kind=muon"]))
     told = idle(resolve(str(recipe), "nano", ["optimizer.hidden.lr=0.5"]))
     assert any("optimizer.hidden.lr changes nothing" in one for one in told)
 
