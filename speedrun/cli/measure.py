@@ -138,7 +138,8 @@ def tune(
         list[str] | None,
         typer.Option(
             help="KEY=LOW..HIGH, with :log after it on a log scale; may be given several times. "
-            "Default: the rates of the hidden matrices (1/6 to 6 times) and the head (1/4 to 4).",
+            "Default: the rates of the hidden matrices (1/6 to 6 times) and the head (1/4 to 4); "
+            "the momentum, too, on a track that fixes all but the optimizer.",
             autocompletion=override,
             show_default=False,
         ),
@@ -147,16 +148,21 @@ def tune(
     seeds: Annotated[
         int, typer.Option(help="Runs of each trial, with seeds 1000, 1001, ...", min=1)
     ] = 1,
+    finalists: Annotated[
+        int,
+        typer.Option(help="Of the best trials: run again with two further seeds, the lowest mean "
+                     "is chosen; 0: the lowest loss is."),
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder; finished runs stay.")] = Path("races/tuning"),
     jobs: Jobs = None,
     override: SetOverrides = None,
-) -> None:
+) -> None:  # fmt: skip
     """Search the best values of a recipe's keys on seeds and rows that no race uses."""
     from speedrun.commands.tune import tune_command
 
     tune_command(
         recipe=recipe, track=track, over=over or [], budget=budget, seeds=seeds, out=out, jobs=jobs,
-        overrides=override or [],
+        overrides=override or [], finalists=finalists,
     )  # fmt: skip
 
 
@@ -172,7 +178,8 @@ def ladder(
     track: Annotated[
         list[str] | None,
         typer.Option(
-            help="Track name or path; rates are tuned on the first, the others see them as found.",
+            help="Track name or path; rates are tuned on the first, or on the track that it names, "
+            "and the others see them as found.",
             show_default="optimizer and optimizer-prose", autocompletion=track_names,
         ),
     ] = None,

@@ -25,14 +25,16 @@ from speedrun.commands.rungs import (
 from speedrun.science.compare import shares_within
 from speedrun.science.rungs import Ladder, Result, Verdicts
 from speedrun.science.spread import Spread
-from speedrun.science.tune import MOMENTA, RATES
+from speedrun.science.tune import FURTHER_SEEDS, MOMENTA, RATES
 from speedrun.terminal.console import printable
 
 WIDTH = 98
-FACTORS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0)  # of the profile's table
+FACTORS = (1.05, 1.1, 1.2, 1.5, 2.0)  # of the profile's table; below them all is chance
 # Steps to a loss of 3.28 with 0.1 billion parameters on the public optimizer track of the NanoGPT
 # speedrun, by what our entries are nearest to; its Adam is called undertuned there.
 ADAM = "adamw"
+# The standard deviation between searches, simulated by tests/integration/test_tuning_luck.py.
+LUCK = "1 to 2% of its steps"
 PUBLIC = {
     ADAM: ("Adam", 5625),
     "shampoo": ("Shampoo, power -1/4", 4100),
@@ -55,32 +57,36 @@ does to a small, young model, not what it will do to a large one: the gain of th
 is known to shrink with size.
 """
 TABLE = """\
-**steps**: the shortest runs that end below the target for sure. **of {rival}'s**: where its losses
-cross the target, as a share of {rival}'s [95% interval]. **fewer than**: rows that are decided to
-need more steps; what is not named is not decided, which does not mean equal. **seconds**: of a run
-of so many steps on {first}, alone on the machine. **state**: what all optimizers of a run keep
-beside the weights; **memory**: the most that the process had. **at 0.1B**: the steps of what is
+**steps**: the shortest runs that end below the target by the rule. **of {rival}'s**: where its
+losses cross the target, as a share of {rival}'s [95% interval, of this ratio alone].
+**fewer than**: rows that are decided to need more steps, corrected for the number of pairs; what is
+not named is not decided, which does not mean equal. All of it holds for the tuned values: another
+search of the same budget would have found others, and a row with them moves by {luck}.
+**seconds**: of a run of so many steps on {first}, alone on the machine. **state**: what all
+optimizers of a run keep beside the weights; **memory**: the most that the process had. **at 0.1B**: the steps of what is
 nearest to it on the public optimizer track, over those of Adam there.
 """
 HOW = """\
 **Steps.** A length passes if (target - mean) x sqrt(n) >= 3.09 sigma over its n seeds, each run to
 the end of its own schedule; the result is the shortest length of the grid (each {grid:.0%} longer)
 that passes while the next shorter one does not. All seeds of an entry are run at the same lengths,
-so no run is stopped where it happens to look good. Sigma is the standard deviation of a final loss
-between seeds, as the track states it{sigma}.
+and each to its end. Which lengths are run follows from the losses of those before; in simulations
+that moves a crossing by less than 0.1%. Sigma is the standard deviation of a final loss between
+seeds, as the track states it{sigma}. An entry that is noisier than that is judged too kindly by it.
 
 **Crossing.** For each seed, where a straight line through its final losses over the logarithm of
 the steps meets the target; the slope is common to the seeds of an entry. The mean over seeds with
 its 95% interval, and the ratio to `{rival}`, seed by seed (Fieller).
 
-**Decided pairs.** Differences of the logarithm of the crossing, seed by seed, the rest of the
-spread pooled over the entries of a text, p-values corrected over all pairs of that text (Holm)
-and decided at 0.05.
+**Decided pairs.** Differences of the logarithm of the crossing, seed by seed; their spread is
+pooled over the entries of a text, or that of the pair where it is larger; p-values are corrected
+over all pairs of that text (Holm) and decided at 0.05. So a pair may be decided beside few rows and
+open beside many; steps and crossings are the same alone and in company.
 
 **Tuning.** {tuning} Seeds and validation rows are others than those that rows are judged by, the
 length is the track's own. All other numbers are the recipe's, as its authors or the public track
-have them. Only the hidden matrices go by the entry's optimizer; table, head and scalars by the
-same AdamW in all.
+have them. Only the hidden matrices go by the entry's optimizer; table, head and scalars go by AdamW
+in all, the head with a rate of the entry's own.
 
 **Seconds** are the training time of runs of the stated length, one at a time on the whole
 machine, taking turns. **State** is counted as a checkpoint holds it.
@@ -132,12 +138,12 @@ def document(tables: Sequence[Ladder], spreads: Sequence[Spread], picture: Path 
     """The page of these tables, each of a text, and of the spreads that their rules go by."""
     verdicts = [Verdicts(table) for table in tables]
     rival = verdicts[0].rival
-    about = TABLE.format(rival=rival, first=tables[0].track)
+    about = _reflowed(TABLE.format(rival=rival, first=tables[0].track, luck=LUCK))
     how = HOW.format(
         grid=tables[0].grid - 1, rival=rival, sigma=_measured(spreads), tuning=_searched(tables[0])
     )
     parts = ["# Optimizers, raced", _reflowed(ABOUT.format(tuned=_tuned(tables)))]
-    parts += [_table(verdicts), about.rstrip()]
+    parts += [_table(verdicts), about]
     parts += [_rule(found) for found in verdicts]
     parts += ["## Near the best everywhere", *_profile(verdicts, picture)]
     parts += ["## Crossings", *(part for found in verdicts for part in _crossings(found))]
@@ -156,7 +162,9 @@ def _tuned(tables: Sequence[Ladder]) -> str:
     held_out = [table.track for table in tables if not table.tuned_here]
     rest = f"; {' and '.join(held_out)} is held out" if held_out else ""
     on = next((rung.tuned.track for rung in tables[0].rungs if rung.tuned), "")
-    return f"Each entry was tuned in {' or '.join(sorted(budgets))}, on {on}{rest}."
+    finalists = max(rung.tuned.finalists for rung in tables[0].rungs if rung.tuned)
+    again = f", the best {finalists} run with {FURTHER_SEEDS} further seeds" if finalists else ""
+    return f"Each entry was tuned in {' or '.join(sorted(budgets))}{again}, on {on}{rest}."
 
 
 def _searched(table: Ladder) -> str:
@@ -171,7 +179,7 @@ def _searched(table: Ladder) -> str:
     return (
         f"The rate of the hidden matrices from 1/{rates} to {rates} times a first guess, "
         f"the head's from 1/{head} to {head} times, and the momentum, or first beta, from {low:g} "
-        f"to {high:g}, where an entry has one."
+        f"to {high:g}, where its recipe states one."
     )
 
 
@@ -209,7 +217,8 @@ def _table(verdicts: Sequence[Verdicts]) -> str:
 def _steps(result: Result | None) -> str:
     if result is None:
         return "-"
-    return f"**{result.steps:,}**" if result.steps else result.why_not
+    why = f" ({result.why_not})" if result.why_not else ""
+    return f"**{result.steps:,}**{why}" if result.steps else result.why_not
 
 
 def _rule(found: Verdicts) -> str:
@@ -278,7 +287,8 @@ def _mean_factor(points: Sequence[tuple[float, float]]) -> float:
 def _profile(verdicts: Sequence[Verdicts], picture: Path | None) -> list[str]:
     texts = ", ".join(found.ladder.track for found in verdicts)
     said = ("The share of cases, each a text and a seed, in which an entry's crossing is at most "
-            f"so many times that of the best of the case; texts: {texts}.")  # fmt: skip
+            f"so many times that of the best of the case; texts: {texts}. Seeds of one text are "
+            "alike, so these are fewer cases than they seem.")  # fmt: skip
     rows = [
         (f"`{name}`", *(
             f"{max((share for factor, share in points if factor <= most + 5e-4), default=0.0):.1f}"

@@ -31,6 +31,7 @@ def tune_command(
     over: Sequence[str],
     budget: str,
     seeds: int,
+    finalists: int,
     out: Path,
     overrides: Sequence[str],
     jobs: int | None,
@@ -42,7 +43,8 @@ def tune_command(
         say("searching " + ", ".join(map(str, ranges)))
     try_code(resolve(recipe, track, overrides).config)
     found = tune(recipe=recipe, track=track, over=ranges, budget=allowed, seeds=seeds, out=out,
-                 overrides=overrides, jobs_at_once=jobs, say=say)  # fmt: skip
+                 finalists=finalists, overrides=overrides, jobs_at_once=jobs,
+                 say=say)  # fmt: skip
     print_tuning(found)
     print(f"recipe: {out / found.file}; to see what of it holds on other seeds and rows:")
     words = ["speedrun", "race", recipe, str(out / found.file), "--track", track]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,34 +48,38 @@ def telling(what: str, function: Any, doing: str) -> Iterator[None]:
 
 
 def told(what: str, error: BaseException, function: Any, doing: str) -> str:
-    where = line_of(error, function)
-    return f"{what} fails {doing}{f', in {where}' if where else ''}: {reason(error)}; mend it"
+    where, line = line_of(error, function)
+    at = f", in {where}" if where else ""
+    return f"{what} fails {doing}{at}: {reason(error, line)}; mend it"
 
 
 def gist(error: BaseException, function: Any) -> str:
     """Type, message and place of an error that came out of this code."""
-    where = line_of(error, function)
-    return f"{reason(error)} ({where})" if where else reason(error)
+    where, line = line_of(error, function)
+    return f"{reason(error, line)} ({where})" if where else reason(error, line)
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException, line: str = "") -> str:
+    """Type and message; the line stands for a message that is not there, as of most asserts."""
     try:
         text = re.sub(r"\s+", " ", str(error))[:300].rstrip(".")
     except Exception:  # of a class of the user's own, whatever its __str__ does
         text = ""
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+    return f"{type(error).__name__}: {text or line}".removesuffix(": ")
 
 
-def line_of(error: BaseException, function: Any) -> str:
-    """The innermost line of this code's own that an error came through; empty if there is none.
+def line_of(error: BaseException, function: Any) -> tuple[str, str]:
+    """Place and text of the innermost line of this code's own that an error came through.
 
-    Lines of torch tell nobody anything.
+    Both are empty if there is none. Lines of torch tell nobody anything.
     """
     package = str(getattr(function, "__module__", "")).partition(".")[0]
-    found, trace = "", error.__traceback__
+    where, line, trace = "", "", error.__traceback__
     while trace is not None and package != "torch":
-        frame = trace.tb_frame
+        frame, number = trace.tb_frame, trace.tb_lineno
         if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
-            found = f"line {trace.tb_lineno} of {Path(frame.f_code.co_filename).name}"
+            file = frame.f_code.co_filename
+            where = f"line {number} of {Path(file).name}"
+            line = linecache.getline(file, number, frame.f_globals).strip()
         trace = trace.tb_next
-    return found
+    return where, line

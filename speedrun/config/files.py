@@ -31,8 +31,9 @@ NOTES: dict[str, tuple[type, ...]] = {
     "fixed": (list,),
     "free": (list,),
     "sigma": (float,),
+    "tuned_on": (str,),
 }
-TRACKS_NOTES = ("scale", "fixed", "free", "sigma")
+TRACKS_NOTES = ("scale", "fixed", "free", "sigma", "tuned_on")
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ def _read(kind: Kind, name: str, folder: Path | None) -> tuple[Layer, Path]:
             raise ConfigError(
                 f"{key} = {quoted(value)} cannot be used in {kind} {path.name!r}: "
                 "extends and why are texts, published_minutes a number, scale a track's table, "
-                "fixed and free a track's lists of keys, sigma a track's number below 1"
+                "fixed and free a track's lists of keys, sigma a track's number below 1, tuned_on "
+                "the name of another track"
             )
     shown = path.stem if path.parent in (FOLDERS[kind], OPTIMIZERS) else name
     return Layer(kind, shown, notes, dict(flatten(table)), path.parent), path

@@ -171,7 +171,7 @@ def telling(parts: Iterable[Part], doing: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         for part in parts:
-            if line_of(error, part.made):
+            if line_of(error, part.made)[0]:
                 raise ConfigError(told(str(part), error, part.made, doing)) from error
         raise
 

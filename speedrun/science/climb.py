@@ -28,6 +28,7 @@ from speedrun.science.jobs import (
     plan_jobs,
     settings_of,
     this_command,
+    track_hash,
 )
 from speedrun.science.rule import around, least, next_place
 from speedrun.science.rungs import (
@@ -48,7 +49,8 @@ from speedrun.train.environment import code_hash
 from speedrun.train.summary import Environment
 
 SCOUTS = 2  # seeds that find the place where the others are run
-ASKED = ("track", "target", "sigma", "own_steps", "grid", "seeds", "dataset_fingerprint")
+ASKED = ("track", "track_hash", "target", "sigma", "own_steps", "grid", "seeds",
+         "dataset_fingerprint")  # fmt: skip
 Searches = dict[tuple[str, int], Search]
 
 
@@ -58,14 +60,21 @@ def packages_of(config: Config) -> list[str]:
     return sorted({one.package for one in named if not one.is_file})
 
 
-def other_budget(table: Ladder, budget: str | None, entries: Collection[str]) -> str | None:
-    """What other rows of a table were tuned with, if not with this budget (None: not at all)."""
+How = tuple[str, str] | None  # the budget of a tuning and its track; None: not tuned
+
+
+def how_text(how: How) -> str:
+    return "not tuned" if how is None else f"tuned in {how[0]} on {how[1]}"
+
+
+def other_tuning(table: Ladder, how: How, entries: Collection[str]) -> str:
+    """How other rows of a table were tuned, if not like this; empty: all of them were."""
     found = (
-        rung.tuned.budget if rung.tuned else None
+        (rung.tuned.budget, rung.tuned.track) if rung.tuned else None
         for rung in table.rungs
         if rung.recipe not in entries
     )
-    return next((its or "no trials" for its in found if its != budget), None)
+    return next((how_text(its) for its in found if its != how), "")
 
 
 class Table:
@@ -83,6 +92,7 @@ class Table:
         asked = Ladder(
             track=plain.track,
             target=plain.train.target,
+            track_hash=track_hash(track),
             sigma=stated_sigma(track),
             own_steps=plain.steps,
             seeds=tuple(seeds),
@@ -103,12 +113,12 @@ class Table:
                 )
         return there
 
-    def refuse_other_budget(self, budget: str | None, entries: Collection[str]) -> None:
+    def refuse_other_tuning(self, how: How, entries: Collection[str]) -> None:
         """All rows of a table are tuned alike; those of `entries` are made anew."""
-        if (other := other_budget(self.found, budget, entries)) is not None:
+        if other := other_tuning(self.found, how, entries):
             raise ConfigError(
-                f"{self._path} has rows tuned with {other}, and this would be one with "
-                f"{budget or 'no trials'}: tune all alike, or name another folder with --out"
+                f"{self._path} has rows that were {other}, and this one would be "
+                f"{how_text(how)}: tune all alike, or name another folder with --out"
             )
 
     def add(self, name: str, recipe: str, file: str, tuned: Tuned | None, guess: int) -> int:
@@ -204,13 +214,13 @@ class Table:
             places = around(result, cells, target)
         else:
             places = [place]
-        return [
-            (key, one)
-            for one in places
-            for key, search in searches.items()
-            if one not in search.runs
-            and SHORTEST <= search.steps(one) <= LONGEST * self.found.own_steps
-        ]
+        asked: dict[tuple[object, int], tuple[tuple[str, int], int]] = {}
+        for one in places:
+            for key, search in searches.items():
+                steps = search.steps(one)
+                if one not in search.runs and SHORTEST <= steps <= LONGEST * self.found.own_steps:
+                    asked.setdefault((key, steps), (key, one))  # short lengths fall together
+        return [*asked.values()]
 
     def _write(self, rung: Rung, file: str, searches: Searches) -> None:
         losses: dict[int, dict[int, float | None]] = {}

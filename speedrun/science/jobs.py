@@ -75,6 +75,12 @@ def settings_of(config: Config, track: str) -> dict[str, Any]:
     return {key: value for key, _, value in differences(plain, config, but=(SEED, LENGTH, STOP))}
 
 
+def track_hash(track: str) -> str:
+    """Of all that a track sets, defaults of the schema left out: a new key leaves it as it is."""
+    plain = fit_to_dataset(resolve(None, track)).config
+    return hash_of({key: value for key, _, value in differences(Config(), plain)})
+
+
 def plan_jobs(
     variants: Mapping[str, tuple[str, Sequence[str]]], track: str, seeds: Iterable[int]
 ) -> list[Job]:

@@ -13,27 +13,54 @@ from speedrun.config.experiment import all_values
 from speedrun.config.files import optimizers
 from speedrun.config.keys import whole, with_elements
 from speedrun.config.schema import Config
-from speedrun.science.jobs import settings_of
+from speedrun.science.jobs import config_of, settings_of, track_hash
 from speedrun.science.results import Tuning, read_result
 from speedrun.science.space import Budget
-from speedrun.science.tune import default_ranges
+from speedrun.science.tune import default_ranges, write_heir
 
+FINALISTS = 4  # of every entry's trials
 TUNED = Path(__file__).parent / "tuned"
 ROUNDED = 1e-5  # a recipe states fewer digits
 
 
-def known_tuning(recipe: str, config: Config, track: str, budget: Budget) -> Tuning | None:
-    """The search that found what a built-in recipe states; None: it would have to be made.
-
-    It counts for what it was made of alone: this track and budget, the keys that are searched, and
-    the same values of all others.
-    """
+def _kept(recipe: str) -> Tuning | None:
     path = TUNED / f"{recipe}.json"
     if recipe not in optimizers() or not path.exists():
         return None
     found = read_result(path)
     assert isinstance(found, Tuning)
-    if (found.track, found.budget) != (track, budget) or found.best_trial is None:
+    return found
+
+
+def as_guessed(recipe: str, track: str, folder: Path) -> str:
+    """A built-in recipe with the values that its search began with, written into a folder.
+
+    Another search begins there as well, and not around what the first one found. Any other recipe
+    is what it is.
+    """
+    found = _kept(recipe)
+    first = found.as_it_stands if found else None
+    if first is None:
+        return recipe
+    path = folder / f"{recipe}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    why = f"{recipe} before it was tuned."
+    write_heir(path, recipe, why, first.values, config_of(recipe, track, ()), track)
+    return str(path)
+
+
+def known_tuning(recipe: str, config: Config, track: str, budget: Budget) -> Tuning | None:
+    """The search that found what a built-in recipe states; None: it would have to be made.
+
+    It counts for what it was made of alone: the track as it is, the budget, the keys that are
+    searched, and the same values of all others.
+    """
+    found = _kept(recipe)
+    if found is None:
+        return None
+    asked = (track, track_hash(track), budget, FINALISTS)
+    made = (found.track, found.track_hash, found.budget, found.finalists)
+    if asked != made or found.best_trial is None:
         return None
     values, best = with_elements(all_values(config)), found.best_trial.values
     if {*best} != {one.key for one in default_ranges(config, track)}:

@@ -3,7 +3,8 @@
 A row is one entry. Its two rates and its momentum are searched on the first track, in the same
 number of trials of the same length for all (`tune.py`); for built-in entries that was done before
 (`known.py`). Then the shortest runs that end below the target are looked for on every track
-(`climb.py`); on the further ones nothing was tuned, so they tell what was fitted to the first.
+(`climb.py`). A track may say that entries are tuned on another one (`tuned_on`): it is held out,
+and tells what was fitted to the other text.
 
 Every row is written as soon as it is there, into a file for each track (`rungs.py`). Seconds are
 measured apart (`clock`), one run at a time, taking turns.
@@ -16,14 +17,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from speedrun.config.code import EXTRA, package_hash
-from speedrun.config.files import is_path
+from speedrun.config.files import chain, is_path
 from speedrun.config.fixed import of_track
+from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError, quoted
 from speedrun.science.climb import Table, packages_of
 from speedrun.science.finish import USUAL_SLOPE
 from speedrun.science.jobs import Say, config_of
-from speedrun.science.known import known_tuning
+from speedrun.science.known import FINALISTS, as_guessed, known_tuning
 from speedrun.science.race import TARGET_SEED
 from speedrun.science.results import Tuning
 from speedrun.science.rungs import GRID, Ladder, Tuned
@@ -67,18 +69,19 @@ def ladder(
         for table in tables:
             table.measure(files, clock)
         return [table.found for table in tables]
+    on = tuned_on(tracks[0])
     for table in tables:
-        table.refuse_other_budget(str(tuned) if tuned else None, entries)
+        table.refuse_other_tuning((str(tuned), tuned_name(on)) if tuned else None, entries)
     for name, (recipe, config) in entries.items():
         file, found = recipe, None
         if tuned:
-            found = None if retune else known_tuning(recipe, config, tracks[0], tuned)
+            found = None if retune else known_tuning(recipe, config, on, tuned)
             if found:
                 say(f"{name} states what was found by {tuned} before (--retune searches again)")
             else:
-                found = _tune(name, recipe, config, tracks[0], tuned, out, jobs_at_once, say)
+                found = _tune(name, recipe, on, tuned, out, jobs_at_once, say)
                 file = str(out / "tuning" / name / found.file)
-        guess = _guess(found, config.train.target)
+        guess = _guess(found, config_of(recipe, on, ()).train.target)
         for table in tables:
             guess = table.add(name, recipe, file, _summary(found), guess)
     return [table.found for table in tables]
@@ -93,14 +96,26 @@ def read_entries(recipes: Sequence[str], tracks: Sequence[str]) -> Named:
     return entries
 
 
+def tuned_on(track: str) -> str:
+    """The track that entries of a track are tuned on: itself, unless its file names another."""
+    layer = chain("track", track)[-1]
+    named = str(layer.notes.get("tuned_on", track))
+    return str(layer.folder / named) if is_path(named) and "tuned_on" in layer.notes else named
+
+
+def tuned_name(track: str) -> str:
+    return resolve(None, track).config.track
+
+
 def _tune(
-    name: str, recipe: str, config: Config, track: str, budget: Budget, out: Path,
-    jobs: int | None, say: Say,
-) -> Tuning:  # fmt: skip
-    over = default_ranges(config, track)
+    name: str, recipe: str, track: str, budget: Budget, out: Path, jobs: int | None, say: Say
+) -> Tuning:
+    folder = out / "tuning" / name
+    guessed = as_guessed(recipe, track, folder)
+    over = default_ranges(config_of(guessed, track, ()), track)
     say(f"tuning {name} on {track} with {budget} over {', '.join(map(str, over))}")
-    return tune(recipe=recipe, track=track, over=over, budget=budget, out=out / "tuning" / name,
-                say=say, jobs_at_once=jobs)  # fmt: skip
+    return tune(recipe=guessed, track=track, over=over, budget=budget, finalists=FINALISTS,
+                out=folder, say=say, jobs_at_once=jobs)  # fmt: skip
 
 
 def _read(recipes: Sequence[str], tracks: Sequence[str]) -> dict[str, tuple[str, Config]]:
@@ -158,9 +173,10 @@ def _summary(found: Tuning | None) -> Tuned | None:
         return None
     own = found.as_it_stands
     return Tuned(
-        track=found.track,
+        track=tuned_name(found.track),
         budget=str(found.budget),
         trials=len(found.trials),
+        finalists=found.finalists,
         over=tuple(map(str, found.over)),
         values={key: float(value) for key, value in found.best_trial.values.items()},
         loss=found.best_trial.loss,

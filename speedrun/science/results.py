@@ -164,7 +164,7 @@ class Trial(BaseModel, frozen=True):
     number: int  # 0: the recipe as it stands
     values: dict[str, Value]
     box: float | None = None  # the share of each range that it was taken from
-    losses: tuple[float | None, ...]  # None: not finite
+    losses: tuple[float | None, ...]  # None: not finite; of a finalist more than of the others
     loss: float | None  # their mean
     diverged: bool = False  # a loss was not finite, so the trial is worse than any other
     runs: tuple[str, ...] = ()  # folders relative to the file
@@ -179,8 +179,10 @@ class Tuning(BaseModel, frozen=True):
     over: tuple[Range, ...]
     budget: Budget
     seconds: float | None = None  # of a budget of time: how much of it is gone
+    finalists: int = 0  # of the best trials, which are chosen from by the mean of more seeds
     seeds: tuple[int, ...]
     rows: str  # of validation, apart from those of a race
+    track_hash: str = ""  # of what the track sets
     settings: tuple[str, ...] = ()  # overrides key=value of every run
     stated: dict[str, Any] = {}  # what the recipe has that the track by itself has not
     jobs: int = 1  # runs at a time
@@ -205,8 +207,15 @@ class Tuning(BaseModel, frozen=True):
 
     @property
     def ranked(self) -> list[Trial]:
-        """The best first; the earlier of equals, so that values are changed for a reason."""
-        return sorted(self.trials, key=lambda one: math.inf if one.loss is None else one.loss)
+        """The best first; the earlier of equals, so that values are changed for a reason.
+
+        Finalists come before those that were not run again: a single loss flatters itself.
+        """
+
+        def place(one: Trial) -> tuple[float, ...]:
+            return (math.inf,) if one.loss is None else (-len(one.losses), one.loss)
+
+        return sorted(self.trials, key=place)
 
     @property
     def best_trial(self) -> Trial | None:

@@ -16,7 +16,8 @@ That figure moves in steps of the grid, and a seed's loss may rise from one leng
 entries are compared by where a seed's losses cross the target on a straight line over the logarithm
 of the length, with one slope for the seeds of an entry. Pairs are decided by the logarithms of
 these crossings. Their spread comes from that of losses, which is pooled over all entries of a text
-(`stats.py: blocks`), by the slopes, and p-values are corrected over all its pairs (Holm).
+(`stats.py: blocks`), by the slopes; where the two differ from seed to seed by more than that, it is
+their own. p-values are corrected over all pairs of a text (Holm).
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ def least(cells: Cells, target: float, sigma: float) -> int | None:
 
 def next_place(cells: Cells, target: float, sigma: float, start: int) -> int | None:
     """Where all seeds must be run next to find `least`, beginning at `start`; None: it is found."""
+    if least(cells, target, sigma) is not None:
+        return None
     place = start
     if place not in cells:
         return place
-    if least(cells, target, sigma) is not None:
-        return None
     step = -1 if passes(cells[place], target, sigma) else 1
     while place in cells:
         place += step
@@ -159,5 +160,5 @@ def pairs(lines: Mapping[str, Line | None]) -> list[Pair]:
 
 
 def _difference(spread: Blocks, one: Line, other: Line) -> PairedDifference:
-    mean = fmean(one.crossings) - fmean(other.crossings)
-    return difference_in_blocks(spread, mean, (1 / one.slope, 1 / other.slope))
+    differences = [a - b for a, b in zip(one.crossings, other.crossings, strict=True)]
+    return difference_in_blocks(spread, differences, (1 / one.slope, 1 / other.slope))

@@ -35,6 +35,7 @@ class Tuned(BaseModel, frozen=True):
     track: str
     budget: str
     trials: int
+    finalists: int = 0  # of these, chosen from by the mean of more seeds
     over: tuple[str, ...] = ()  # the ranges that were searched
     values: dict[str, float]  # as the runs have them
     loss: float | None  # of the best trial, on seeds and rows apart
@@ -72,6 +73,7 @@ class Ladder(BaseModel, frozen=True):
     kind: str = "ladder"
     track: str
     target: FiniteFloat
+    track_hash: str = ""  # of what the track sets
     sigma: Annotated[float, Field(gt=0)]  # of a final loss between seeds, as the track states it
     own_steps: PositiveInt  # the length of the grid that all others are counted from
     grid: Annotated[float, Field(gt=1.001, le=10)] = GRID
@@ -138,7 +140,7 @@ class Result:
     steps: int | None  # by the rule; None: not found, or not yet
     crossing: Row  # steps at which its seeds cross the target, and the ratio to the rival's
     fewer_than: tuple[str, ...]  # entries that are decided to need more
-    why_not: str = ""  # where there is no figure
+    why_not: str = ""  # where a figure is missing
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,7 @@ class Verdicts:
 
     @cached_property
     def rival(self) -> str:
-        names = [*self.searches]
-        return RIVAL if RIVAL in names else names[0]
+        return RIVAL if RIVAL in self.searches else next(iter(self.searches), RIVAL)
 
     @cached_property
     def results(self) -> dict[str, Result]:
@@ -224,9 +225,25 @@ class Verdicts:
                 steps=None if place is None else self.searches[name][0].steps(place),
                 crossing=rows[name][METRICS[0]],
                 fewer_than=tuple(worse),
-                why_not=_why_not(self.searches[name]) if place is None else "",
+                why_not=self._why_not(name),
             )
         return dict(sorted(found.items(), key=_by_steps))
+
+    def _why_not(self, name: str) -> str:
+        """Why an entry has no steps or no crossing; empty if it has both."""
+        searches = self.searches[name]
+        if self.places[name] is None:
+            lacking = (one.why_not for one in searches if one.runs and not one.done)
+            return next(lacking, "no length passes the rule so far")
+        if self.lines[name] is not None:
+            return ""
+        diverged = {
+            one.steps(place) for one in searches for place, run in one.runs.items()
+            if run.val_loss is None
+        }  # fmt: skip
+        if diverged:
+            return f"a run diverged with {', '.join(map(str, sorted(diverged)))} steps"
+        return "its losses do not fall through the target"
 
     def as_dict(self) -> dict[str, Any]:
         """For the file, beside what it follows from."""
@@ -241,12 +258,6 @@ class Verdicts:
                 for pair in self.pairs if pair.fewer
             ],
         }  # fmt: skip
-
-
-def _why_not(searches: Sequence[Search]) -> str:
-    """Of a row without a result: what its first seed that found no two lengths around it says."""
-    lacking = (one.why_not for one in searches if one.runs and not one.done)
-    return next(lacking, "no length passes the rule so far")
 
 
 def _by_steps(item: tuple[str, Result]) -> float:

@@ -224,15 +224,18 @@ def blocks(values: Sequence[Sequence[float]]) -> Blocks | None:
 
 
 def difference_in_blocks(
-    found: Blocks, mean: float, factors: tuple[float, float]
+    found: Blocks, differences: Sequence[float], factors: tuple[float, float]
 ) -> PairedDifference:
     """first - second with its interval and p, from the spread of all treatments of some blocks.
 
-    The two have `mean` between them in another unit than the blocks' values: theirs are these
-    values times `factors`. As far as the factors differ, what seeds have in common stays in.
+    The differences by seed are in another unit than the blocks' values: theirs are these values
+    times `factors`. As far as the factors differ, what seeds have in common stays in. Where one of
+    the two is noisier than the rest, the spread of their own differences is the larger, and counts.
     """
     one, other = factors
-    variance = found.rest * (one**2 + other**2) + found.between * (one - other) ** 2
+    mean = fmean(differences)
+    pooled = found.rest * (one**2 + other**2) + found.between * (one - other) ** 2
+    variance = max(pooled, (std(differences) or 0.0) ** 2)
     sampled, known = variance / found.seeds, _cell_variance(0.0, mean)
     half = _half((1 - CONFIDENCE) / 2, found.df, sampled, known)
     p = min(1.0, 2 * _tail(abs(mean), found.df, sampled, known))

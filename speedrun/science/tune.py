@@ -2,16 +2,20 @@
 
 Every trial is a run of the track to the end of its schedule, for a loss half-way predicts little.
 It is judged by its final loss on seeds and validation rows that no race uses: what a race finds
-then is not what the values were chosen by. `space.py` has the rule of the search.
+then is not what the values were chosen by. `space.py` has the rule of the search. The lowest of
+many losses is the luckiest, so the best trials may be run again with further seeds, and the lowest
+mean is chosen among these finalists.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -41,6 +45,7 @@ from speedrun.science.jobs import (
     refuse_own_keys,
     settings_of,
     this_command,
+    track_hash,
 )
 from speedrun.science.results import Trial, Tuning, read_result
 from speedrun.science.searchable import as_overrides, refuse_ranges, usable_values
@@ -51,6 +56,7 @@ RATES: Mapping[Role, int] = {"hidden": 6, "head": 4}  # roles, and how far each 
 MOMENTUM = ("momentum", "betas[0]", "beta1", "beta")  # as optimizers call it
 MOMENTA = (0.7, 0.97)
 FIRST_SEED = 1000  # a race counts its seeds from 0
+FURTHER_SEEDS = 2  # of finalists
 OTHER_ROWS = {SPREAD: BETWEEN, BETWEEN: SPREAD, FIRST: LAST, LAST: FIRST}
 FRUITLESS = 1000  # points in a row that were all tried before: there are no others
 
@@ -109,6 +115,7 @@ def tune(
     out: Path,
     say: Say,
     seeds: int = 1,
+    finalists: int = 0,
     overrides: Sequence[str] = (),
     jobs_at_once: int | None = None,
 ) -> Tuning:
@@ -118,6 +125,8 @@ def tune(
     """
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds} cannot be used: at least 1")
+    if finalists < 0 or finalists == 1:
+        raise ConfigError(f"--finalists {finalists} cannot be used: 2 at least, or 0 for none")
     refuse_own_keys(overrides, ("train.seed", "train.stop", "machine.jobs"))
     base = config_of(recipe, track, overrides)
     stated = with_elements(all_values(base))
@@ -135,8 +144,10 @@ def tune(
         over=tuple(over),
         budget=budget,
         seconds=None if budget.seconds is None else 0.0,
+        finalists=finalists,
         seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
         rows=rows,
+        track_hash=track_hash(track),
         settings=tuple(overrides),
         stated=settings_of(base, track),
         command=this_command(),
@@ -171,9 +182,24 @@ def tune(
         _write(found, out)
     if not found.trials:
         raise RunError(f"no trial came to its end within {budget}; give the tuning more time")
+    if finalists:
+        found = _choose_again(found, runs, seeds + FURTHER_SEEDS)
     _write(found, out)
     write_recipe(found, recipe, base, out / found.file)
     return found
+
+
+def _choose_again(found: Tuning, runs: _Runs, seeds: int) -> Tuning:
+    """The finalists with so many seeds each, and the best of them."""
+    finalists = [one for one in found.ranked[: found.finalists] if not one.diverged]
+    points = [(one.number, one.values) for one in finalists]
+    new = {one.number: one for one in runs.with_seeds(seeds).make(points, None, None)}
+    trials = tuple(
+        one.model_copy(update={"box": old.box}) if (one := new.get(old.number)) else old
+        for old in found.trials
+    )
+    found = found.model_copy(update={"trials": trials})
+    return found.model_copy(update={"best": _best(found)})
 
 
 def next_points(
@@ -215,6 +241,12 @@ class _Runs:
         self.fingerprint = common_dataset(self.jobs([(0, {})]))
         self._set = RunSet(out, self.fingerprint)
 
+    def with_seeds(self, count: int) -> _Runs:
+        """The same with so many seeds, those of before among them."""
+        found = copy.copy(self)
+        found._seeds = range(FIRST_SEED, FIRST_SEED + count)
+        return found
+
     @property
     def at_once(self) -> int:
         return self._share.jobs
@@ -239,7 +271,9 @@ class _Runs:
         jobs = self.jobs(points)
         return all(self._set.finished(job) or self._set.diverged(job) for job in jobs)
 
-    def make(self, points: Sequence[Point], size: float, deadline: float | None) -> list[Trial]:
+    def make(
+        self, points: Sequence[Point], size: float | None, deadline: float | None
+    ) -> list[Trial]:
         """The trials of these points; without those that did not come to their end in time."""
         found = self._set.run_until(self.jobs(points), self._say, deadline)
         trials = []
@@ -255,17 +289,16 @@ class _Runs:
 
 def _trial(number: int, values: Values, size: float | None, entries: Sequence[Entry]) -> Trial:
     losses = [entry.val_loss for entry in entries]
+    runs = [str(entry.run) for entry in entries]
+    return Trial(number=number, values=dict(values), box=size, **_judged(losses, runs))
+
+
+def _judged(losses: Sequence[float | None], runs: Sequence[str]) -> dict[str, Any]:
+    """What the runs of a trial tell."""
     known = [loss for loss in losses if loss is not None]
     diverged = len(known) < len(losses)
-    return Trial(
-        number=number,
-        values=dict(values),
-        box=size,
-        losses=tuple(losses),
-        loss=None if diverged else math.fsum(known) / len(known),
-        diverged=diverged,
-        runs=tuple(str(entry.run) for entry in entries),
-    )
+    mean = None if diverged else math.fsum(known) / len(known)
+    return {"losses": tuple(losses), "loss": mean, "diverged": diverged, "runs": tuple(runs)}
 
 
 def _best(found: Tuning) -> int | None:
@@ -290,15 +323,20 @@ def _so_far(found: Tuning, runs: _Runs, out: Path) -> Tuning:
         return found
     with suppress(SpeedrunError):  # there is none, or what is there is something else
         old = read_result(out / "tune.json")
-        asked = {"recipe", "track", "over", "budget", "seeds", "rows", "settings", "jobs",
-                 "dataset_fingerprint"}  # fmt: skip
+        asked = {"recipe", "track", "over", "budget", "finalists", "seeds", "rows", "settings",
+                 "jobs", "track_hash", "dataset_fingerprint"}  # fmt: skip
         if (
             isinstance(old, Tuning)
             and old.model_dump(include=asked) == found.model_dump(include=asked)
             and runs.made([(trial.number, trial.values) for trial in old.trials])
         ):
-            taken = ("trials", "best", "seconds", "stopped")
-            return found.model_copy(update={key: getattr(old, key) for key in taken})
+            n = len(found.seeds)  # a finalist has more, of which the search knew nothing
+            first = [one.model_copy(update=_judged(one.losses[:n], one.runs[:n]))
+                     for one in old.trials]  # fmt: skip
+            found = found.model_copy(
+                update={"trials": tuple(first), "seconds": old.seconds, "stopped": old.stopped}
+            )
+            return found.model_copy(update={"best": _best(found)})
     return found
 
 
@@ -354,6 +392,8 @@ def write_recipe(found: Tuning, recipe: str, base: Config, path: Path) -> None:
     best, own = found.best_trial, found.as_it_stands
     values: Values = {}
     spent = f"{len(found.trials)} trials on {found.track}, {seeds_text(found)}, rows {found.rows}"
+    if found.finalists:
+        spent += f", the best {found.finalists} with {FURTHER_SEEDS} further seeds"
     if best is None:
         why = f"{found.recipe} as it stands: all of {spent} diverged."
     elif best.number == 0:
@@ -365,7 +405,12 @@ def write_recipe(found: Tuning, recipe: str, base: Config, path: Path) -> None:
                f"{best.loss:.4f}{before}.")  # fmt: skip
     if found.settings:
         why += f" Set as well: {' '.join(found.settings)}."
-    stated = {key: recipe_value(key, value, found.track) for key, value in values.items()}
+    write_heir(path, recipe, why, values, base, found.track)
+
+
+def write_heir(path: Path, recipe: str, why: str, values: Values, base: Config, track: str) -> None:
+    """A recipe that extends another and states some values, so that the track reads them so."""
+    stated = {key: recipe_value(key, value, track) for key, value in values.items()}
     table = {
         "extends": str(Path(recipe).expanduser().resolve()) if is_path(recipe) else recipe,
         "why": why,

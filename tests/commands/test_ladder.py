@@ -23,7 +23,7 @@ from speedrun.commands.ladder import (
 from speedrun.commands.optimizers import document, profile
 from speedrun.commands.rungs import beaten
 from speedrun.errors import ConfigError, SpeedrunError
-from speedrun.science.climb import other_budget
+from speedrun.science.climb import other_tuning
 from speedrun.science.compare import Row
 from speedrun.science.rule import Z
 from speedrun.science.rungs import (
@@ -96,6 +96,18 @@ def test_an_entry_without_a_figure_says_why() -> None:
     assert "ends above the target with 1558 steps" in result.why_not
     assert [*Verdicts(one).results] == ["adamw", "never"]
     assert "ends above the target" in document([one], [], None)
+
+
+def test_an_entry_whose_crossing_is_unknown_says_why() -> None:
+    one = table(adamw=400.0, muon=300.0)
+    row, steps = one.rungs[1], Verdicts(one).results["muon"].steps
+    assert steps
+    shorter = max(length for length in row.losses if length < steps)
+    losses = row.losses | {shorter: row.losses[shorter] | {4: None}}
+    result = Verdicts(one.with_rung(row.model_copy(update={"losses": losses}))).results["muon"]
+    assert result.steps == steps
+    assert result.crossing.mean is None
+    assert result.why_not == f"a run diverged with {shorter} steps"
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -262,9 +274,10 @@ def test_missing_packages_are_all_named_with_one_command(tmp_path: Path) -> None
 
 def test_rows_of_a_table_are_tuned_alike() -> None:
     there = table(adamw=400, muon=340)
-    assert other_budget(there, "12 trials", ["soap"]) is None
-    assert other_budget(there, "48 trials", ["soap"]) == "12 trials"
-    assert other_budget(there, None, ["soap"]) == "12 trials"
-    assert other_budget(there, "48 trials", ["adamw", "muon"]) is None  # both are made anew
+    alike = ("12 trials", "optimizer")
+    assert not other_tuning(there, alike, ["soap"])
+    for how in (("48 trials", "optimizer"), ("12 trials", "optimizer-prose"), None):
+        assert other_tuning(there, how, ["soap"]) == "tuned in 12 trials on optimizer"
+        assert not other_tuning(there, how, ["adamw", "muon"])  # both are made anew
     untuned = there.rungs[0].model_copy(update={"tuned": None})
-    assert other_budget(there.with_rung(untuned), "12 trials", ["muon"]) == "no trials"
+    assert other_tuning(there.with_rung(untuned), alike, ["muon"]) == "not tuned"

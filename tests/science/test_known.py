@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from speedrun.commands.ladder import TRIALS
+from speedrun.config.experiment import all_values, differences
 from speedrun.config.files import optimizers
+from speedrun.config.keys import with_elements
+from speedrun.science import known
 from speedrun.science.jobs import config_of
-from speedrun.science.known import TUNED, known_tuning
+from speedrun.science.known import ROUNDED, TUNED, as_guessed, known_tuning
+from speedrun.science.ladder import tuned_on
 from speedrun.science.space import Budget
+from speedrun.science.tune import default_ranges
 
 USUAL = Budget(trials=TRIALS)
 
@@ -28,12 +33,42 @@ def test_every_row_of_the_track_states_what_was_found_for_it(recipe: str) -> Non
     assert min(found.seeds) >= 1000
 
 
+@pytest.mark.parametrize("recipe", MADE)
+def test_another_search_begins_where_the_first_one_did(recipe: str, tmp_path: Path) -> None:
+    found = known_tuning(recipe, config_of(recipe, "optimizer", ()), "optimizer", USUAL)
+    assert found is not None
+    assert found.as_it_stands is not None
+    file = as_guessed(recipe, "optimizer", tmp_path)
+    guessed = config_of(file, "optimizer", ())
+    values = with_elements(all_values(guessed))
+    for key, value in found.as_it_stands.values.items():
+        assert values[key] == pytest.approx(value, rel=ROUNDED)
+    assert [str(one) for one in default_ranges(guessed, "optimizer")] == [*map(str, found.over)]
+    changed = {key for key, *_ in differences(config_of(recipe, "optimizer", ()), guessed)}
+    assert changed <= {key.partition("[")[0] for key in found.as_it_stands.values} | {"recipe"}
+
+
+def test_a_recipe_of_ones_own_is_searched_around_what_it_states(tmp_path: Path) -> None:
+    assert as_guessed("modern", "optimizer", tmp_path) == "modern"
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_text_may_be_held_out(tmp_path: Path) -> None:
+    assert tuned_on("optimizer") == "optimizer"
+    assert tuned_on("optimizer-prose") == "optimizer"
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "optimizer"\nsigma = 0.01\n[data]\nsources = ["docstrings"]\n')
+    assert tuned_on(str(own)) == str(own)
+    own.write_text('tuned_on = "other.toml"\n' + own.read_text())
+    assert tuned_on(str(own)) == str(tmp_path / "other.toml")
+
+
 def test_no_other_tuning_is_there() -> None:
     assert {path.stem for path in TUNED.glob("*.json")} <= {*optimizers()}
 
 
 @pytest.mark.skipif("muon" not in MADE, reason="NOT TESTED: it is not tuned yet")
-def test_it_counts_for_nothing_else(tmp_path: Path) -> None:
+def test_it_counts_for_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("muon", "optimizer", ())
     assert known_tuning("muon", config, "optimizer", USUAL) is not None
     assert known_tuning("muon", config, "optimizer", Budget(trials=13)) is None
@@ -46,6 +81,9 @@ def test_it_counts_for_nothing_else(tmp_path: Path) -> None:
     ):
         other = config_of("muon", "optimizer", (word,))
         assert known_tuning("muon", other, "optimizer", USUAL) is None, word
+    with monkeypatch.context() as other_track:
+        other_track.setattr(known, "track_hash", lambda _: "of a track whose target was changed")
+        assert known_tuning("muon", config, "optimizer", USUAL) is None
     own = tmp_path / "muon.toml"  # as a user may call it
     own.write_text('extends = "muon"\n')
     assert known_tuning(str(own), config_of(str(own), "optimizer", ()), "optimizer", USUAL) is None

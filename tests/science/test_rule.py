@@ -64,9 +64,8 @@ def test_the_walk_finds_it_from_anywhere(start: int) -> None:
 def differences(table: Any) -> dict[tuple[int, int], PairedDifference]:
     found = blocks(table.tolist())
     assert found is not None
-    means = table.mean(1)
     return {
-        (i, j): difference_in_blocks(found, float(means[i] - means[j]), (1.0, 1.0))
+        (i, j): difference_in_blocks(found, (table[i] - table[j]).tolist(), (1.0, 1.0))
         for i in range(len(table)) for j in range(i + 1, len(table))
     }  # fmt: skip
 
@@ -85,8 +84,10 @@ def test_several_share_their_spread_and_seeds_fall_out() -> None:
     shifted = table + rng.normal(0, 9, 5)  # what is the same for all entries of a seed
     found, again = differences(table), differences(shifted)
     rest = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
-    error = math.sqrt(2 * (rest**2).sum() / 12 / 5)
+    pooled = 2 * (rest**2).sum() / 12
     for pair, one in found.items():
+        own = (table[pair[0]] - table[pair[1]]).var(ddof=1)  # counts where it is the larger
+        error = math.sqrt(max(pooled, own) / 5)
         assert one.p == pytest.approx(2 * scipy_stats.t.sf(abs(one.mean) / error, 12), rel=1e-4)
         assert again[pair].p == pytest.approx(one.p, rel=1e-3)
     assert blocks([[1.0, 2.0]]) is None
@@ -105,7 +106,18 @@ def test_where_units_differ_what_seeds_share_stays_in() -> None:
     factors = (2.5, 5.0)
     scaled = table * np.array(factors)[:, None]
     by_hand = np.std(scaled[0] - scaled[1], ddof=1)
-    assert difference_in_blocks(found, 0.0, factors).std == pytest.approx(by_hand, rel=0.05)
+    alike = difference_in_blocks(found, [0.0, 0.0], factors)
+    assert alike.std == pytest.approx(by_hand, rel=0.05)
+
+
+def test_a_noisy_entry_is_judged_by_its_own_spread() -> None:
+    rng = np.random.default_rng(7)
+    table = rng.normal(0, 0.01, (10, 5))
+    table[0] *= 30
+    found = differences(table)
+    own = paired_difference(*table[:2].tolist())
+    assert found[0, 1].std == pytest.approx(own.std, rel=1e-5)
+    assert found[0, 1].std != pytest.approx(found[1, 2].std, rel=0.5)
 
 
 def made(

@@ -90,6 +90,48 @@ def test_a_search_closes_in_on_the_best_and_repeats_no_run(
     assert made.begun == []
 
 
+def test_finalists_are_chosen_from_by_the_mean_of_further_seeds(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    go = partial(tiny_tune, over=[HIDDEN, HEAD], budget=Budget(trials=12))
+    _, second, *_ = go(out=tmp_path / "plain").ranked
+    key, lucky = HEAD.key, second.values[HEAD.key]
+    # The second looks better than the lowest by the seed that all are run with, and by no other.
+    made.luck = staticmethod(lambda values, seed: -2.0 * (seed == 1000 and values[key] == lucky))
+    alone = go(out=tmp_path / "alone")
+    assert alone.best_trial is not None
+    assert alone.best_trial.number == second.number
+    made.begun.clear()
+    found = go(finalists=3, out=tmp_path / "alone")
+    assert len(made.begun) == 3 * 2, "the trials are those of the search, whose runs are there"
+    assert values_of(found) == values_of(alone)
+    assert [len(one.losses) for one in found.ranked] == [3] * 3 + [1] * 9
+    assert [one.box for one in found.trials] == [one.box for one in alone.trials]
+    again = found.ranked[0]
+    assert again.number == found.best == min(found.ranked[:3], key=lambda one: one.loss or 9).number
+    assert again.loss == pytest.approx(sum(filter(None, again.losses)) / 3)
+    text = (tmp_path / "alone" / found.file).read_text()
+    assert "the best 3 with 2 further seeds" in " ".join(text.split())
+    made.begun.clear()
+    assert go(finalists=3, out=tmp_path / "alone").trials == found.trials
+    assert made.begun == []
+
+
+def test_a_finalist_that_diverges_is_not_chosen(
+    made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    go = partial(tiny_tune, over=[HIDDEN, HEAD], budget=Budget(trials=6))
+    lowest = go().ranked[0]
+    worst = lowest.values[HEAD.key]
+    made.fails = staticmethod(
+        lambda values: "gave_up"
+        if values[HEAD.key] == worst and values["train.seed"] > 1000 else ""
+    )  # fmt: skip
+    found = go(finalists=2)
+    assert found.best != lowest.number
+    assert found.trials[lowest.number].diverged
+
+
 def test_the_recipe_file_gives_back_the_values_found(
     made: type[MadeChild], tiny_tune: Callable[..., Tuning], tmp_path: Path
 ) -> None:

@@ -107,7 +107,8 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _tuning(found: Tuning) -> dict[str, Any]:
-    unused: Any = dict.fromkeys(("kind", "dataset_fingerprint", "jobs", "stated"), True)
+    keys = ("kind", "dataset_fingerprint", "finalists", "jobs", "stated", "track_hash")
+    unused: Any = dict.fromkeys(keys, True)
     unused["trials"] = {"__all__": {"runs"}}
     edges = () if changed_nothing(found) else found.edges  # no range is too narrow then
     return found.model_dump(exclude=unused) | {"edges": edges}
