@@ -63,8 +63,9 @@ losses cross the target, as a share of {rival}'s [95% interval, of this ratio al
 not named is not decided, which does not mean equal. All of it holds for the tuned values: another
 search of the same budget would have found others, and a row with them moves by {luck}.
 **seconds**: of a run of so many steps on {first}, alone on the machine. **state**: what all
-optimizers of a run keep beside the weights; **memory**: the most that the process had. **at 0.1B**: the steps of what is
-nearest to it on the public optimizer track, over those of Adam there.
+optimizers of a run keep beside the weights; **memory**: the most that the process had.
+**at 0.1B**: the steps of what is nearest to it on the public optimizer track, over those of Adam
+there.
 """
 HOW = """\
 **Steps.** A length passes if (target - mean) x sqrt(n) >= 3.09 sigma over its n seeds, each run to

@@ -41,6 +41,7 @@ from speedrun.errors import ConfigError, quoted
 from speedrun.files import write_atomically
 
 FORM = 'write "file.py:Name" for a file, or "package.module:Name" for something installed'
+MADE = "speedrun_used_"  # begins the names of modules that are made of files
 MOST_BYTES = 2**22  # of a file that somebody wrote
 # Thousands of files, in which nothing changes between two releases.
 BY_VERSION = ("torch", "torchvision", "transformers")
@@ -156,7 +157,13 @@ def found(use: str, folder: Path) -> dict[str, str]:
         return {"use": "", "code": "", "place": ""}
     named = parse_use(use)
     if not named.is_file:
-        return {"use": use, "code": package_hash(named.package) or "", "place": ""}
+        code = package_hash(named.package)
+        if code is None and (folder / f"{named.where}.py").is_file():
+            raise ConfigError(
+                f"{quoted(use)} names an installed package, and there is none of that name; the "
+                f"file beside the recipe is {quoted(f'{named.where}.py:{named.name}')}"
+            )
+        return {"use": use, "code": code or "", "place": ""}
     path = Path(named.where).expanduser()
     path = path if path.is_absolute() else folder / path
     content = _read(path, use)
@@ -249,7 +256,10 @@ def keep(used: UsedCode, copies: Path) -> None:
 def load(used: UsedCode) -> Any:
     """The class or function that `use` names."""
     named = used.named
-    module = _file_module(used) if named.is_file else _package_module(used)
+    from speedrun.settings import untouched  # which imports torch, as whatever is named will
+
+    with untouched():
+        module = _file_module(used) if named.is_file else _package_module(used)
     try:
         return getattr(module, named.name)
     except AttributeError:
@@ -273,7 +283,7 @@ def _checked_content(used: UsedCode, path: Path) -> bytes:
 def _file_module(used: UsedCode) -> ModuleType:
     path = Path(used.place) / used.named.where
     content = _checked_content(used, path)
-    name = f"speedrun_used_{hashlib.sha256(content).hexdigest()[:16]}_{path.stem}"
+    name = f"{MADE}{hashlib.sha256(content).hexdigest()[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     module = ModuleType(name)
@@ -328,6 +338,11 @@ def _told(error: BaseException, path: Path | None = None) -> str:
     text = re.sub(r"\s+", " ", str(getattr(error, "msg", None) or error))[:200]
     where = f" in line {line}" if line else ""
     return f"{type(error).__name__}{where}: {text}".removesuffix(": ")
+
+
+def name_in_file(name: str) -> str:
+    """What a file calls something, for people: its module has a name of ours."""
+    return re.sub(f"{MADE}[0-9a-f]{{16}}_", "", name)
 
 
 def code_tables(model: type[Section], prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,6 @@ from speedrun.config.code import load
 from speedrun.config.optimizer import ROLES, MuonOptions, OwnOptions, Role
 from speedrun.config.schema import Config
 from speedrun.optim.combined import CombinedOptimizer
-from speedrun.optim.foreign.outside import settings_kept
 
 ADAMS_NUMBERS = 2  # of state for each weight
 
@@ -57,10 +56,8 @@ def expected_state_bytes(
 
 def _own(chosen: OwnOptions) -> dict[str, Any]:
     """What CombinedOptimizer takes for an optimizer that the recipe names."""
-    with settings_kept():  # some packages set torch's own when they are imported
-        make = load(chosen)
     keys = ("kind", "use", "code", "args", "scheduled", "random")
-    return {"make": make, **{key: getattr(chosen, key) for key in keys}}
+    return {"make": load(chosen), **{key: getattr(chosen, key) for key in keys}}
 
 
 def _split_rows(role: Role, muon: MuonOptions, model: ModelConfig) -> int | tuple[int, ...]:

@@ -87,9 +87,9 @@ class CombinedOptimizer(SlotOptimizer):
             for kind, make in KINDS.items()
             if (members := [group for group in groups if group["kind"] == kind])
         ]
-        self.foreign = _foreign([group for group in groups if group["kind"] == OWN], seed)
-        self._own_groups = [g for one in self.optimizers for g in one.param_groups]
         theirs = [group for group in groups if group["kind"] == OWN]
+        self.foreign = _foreign(theirs, seed)
+        self._own_groups = [g for one in self.optimizers for g in one.param_groups]
         self._steps, self._made = 0, False
         super().__init__(
             # torch completes and names groups, which theirs are not to see.
@@ -148,6 +148,7 @@ class CombinedOptimizer(SlotOptimizer):
                 for param in foreign.params.values():
                     param.grad = None if param.grad is None else param.grad.clone()
             foreign.step(others if watched else ())
+        for foreign in self.foreign:  # after all of them: two may be of one file and share in it
             if self._steps == 0:
                 foreign.written()  # what cannot be saved is told now, not at a checkpoint
             if watched:

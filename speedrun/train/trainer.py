@@ -35,6 +35,7 @@ from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
 from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
+from speedrun.model.trial import as_it_was
 from speedrun.optim.build import build_optimizer
 from speedrun.optim.errors import OptimError
 from speedrun.streams import Streams
@@ -364,7 +365,8 @@ class Trainer:
         ids = torch.arange(math.prod(shape)).view(shape) % self.data.dataset.vocab_size
         batch = Batch(ids.int(), ids, torch.zeros(shape, dtype=torch.int32))
         self.apply_settings()
-        self.forward_backward(batch.to(self.world.device))
+        with as_it_was(self.model):  # code of a user's own may count in a forward pass
+            self.forward_backward(batch.to(self.world.device))
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.prepare()
 

@@ -100,6 +100,39 @@ class Averaging(Toy):
                 ahead.sub_(weight.grad, alpha=group["lr"])
 
 
+class AveragingAside(Toy):
+    """The same with nothing in what torch calls its state."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.mode = "train"
+        self.means: list[Tensor] = []
+
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        weights = [w.detach() for group in self.param_groups for w in group["params"]]
+        self.means = self.means or [weight.clone() for weight in weights]
+        for mean, weight in zip(self.means, weights, strict=True):
+            mean.lerp_(weight, 0.1)
+
+    def eval(self) -> None:
+        self._exchange("eval")
+
+    def train(self) -> None:
+        self._exchange("train")
+
+    @torch.no_grad()
+    def _exchange(self, mode: str) -> None:
+        if mode == self.mode:
+            return
+        self.mode = mode
+        weights = [w for group in self.param_groups for w in group["params"]]
+        for mean, weight in zip(self.means, weights, strict=True):
+            kept = mean.clone()
+            mean.copy_(weight)
+            weight.copy_(kept)
+
+
 @dataclass
 class Window:
     """An object of the package's own, as projectors are."""
@@ -362,11 +395,29 @@ class OptionsInGroups(Toy):
                 weight.sub_(group["factor"] * weight.grad)
 
 
+class Asserting(OptionsInGroups):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for group in self.param_groups:
+            assert "kind" in group
+
+
 class Swallowing(Toy):
     """Takes any argument and makes nothing of it."""
 
     def __init__(self, params: Any, lr: float = 0.01, **kwargs: Any) -> None:
         super().__init__(params, lr)
+
+
+FILLED: dict[str, int] = {}
+
+
+class FilledByAll(Toy):
+    """Two of it share what its module keeps: each fills it once."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        FILLED.setdefault(str(tuple(weight.shape)), weight.numel())
+        return super().direction(weight, group)
 
 
 class ListOnly(Toy):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load, save
 
 from speedrun.optim import AdamOptions, CombinedOptimizer, MuonOptions, OptimError
-from speedrun.optim.foreign.wrap import same_bits
+from speedrun.optim.foreign.values import same_bits
 from tests.optim import foreign as toys
 from tests.optim.test_combined import Net, same, tokens_at, train
 
@@ -108,6 +108,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"hidden": own(toys.SignMomentum), "head": own(toys.SignMomentum)},
     "trees": {"hidden": own(toys.Trees, lr=0.001), "scalar": own(toys.Trees, lr=0.001)},
     "modes": {"hidden": own(toys.Averaging, scheduled=False), "head": own(toys.Averaging)},
+    "modes aside": {"hidden": own(toys.AveragingAside)},
     "random": {"hidden": own(toys.Drawing, random=True), "scalar": own(toys.SignMomentum)},
     "closure": {"hidden": own(toys.Enclosed), "head": own(toys.Enclosed)},
     "scheduler": {"hidden": own(toys.InnerSchedule, scheduled=False)},
@@ -195,6 +196,38 @@ def test_a_look_in_eval_mode_leaves_no_trace() -> None:
         assert same_bits(saved["[hidden]:weights/up.weight"], before.up.weight.detach())
         assert optimizer.foreign[0].optimizer.param_groups[0]["training"] is True
     same(net, twin)
+
+
+def mode_of(optimizer: CombinedOptimizer) -> str:
+    one = optimizer.foreign[0].optimizer
+    assert isinstance(one, toys.AveragingAside)
+    return one.mode
+
+
+def test_modes_are_kept_by_one_that_has_no_state_in_torchs_sense() -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toys.AveragingAside))
+    with optimizer.evaluating():
+        assert mode_of(optimizer) == "train", "before a step there is no other"
+    train(net, optimizer, range(3))
+    before = copy.deepcopy(net)
+    for _ in range(2):
+        with optimizer.evaluating():
+            assert mode_of(optimizer) == "eval"
+            assert not torch.equal(net.up.weight, before.up.weight)
+        same(net, before)
+        state = optimizer.export_state()
+        optimizer = combined(net, hidden=own(toys.AveragingAside))
+        optimizer.import_state(state)
+    assert optimizer.foreign[0].state_bytes() is not None
+
+
+def test_two_of_one_file_may_fill_what_it_keeps(trusted: None) -> None:
+    toys.FILLED.clear()
+    net = Net()
+    roles = {role: own(toys.FilledByAll, lr=lr) for role, lr in (("hidden", 0.01), ("head", 0.02))}
+    train(net, combined(net, **roles), range(3))
+    assert len(toys.FILLED) > 1
 
 
 def test_a_state_of_others_is_refused() -> None:

@@ -65,6 +65,8 @@ def test_no_random_numbers_of_the_run_are_drawn(source: str) -> None:
         (own(toys.Swallowing, betta=0.9), "no argument betta and reads no such option"),
         (own(toys.SignMomentum, lr=0.1, beta="x"), r"cannot be made|failed in step\(\)"),
         (own(torch.optim.Muon, lr=0.1), r"cannot be made: ValueError: Muon only supports 2D"),
+        (own(toys.OptionsInGroups, factor=0.5), "have no `lr` that is a number"),
+        (own(toys.Asserting), r'cannot be made: AssertionError: assert "kind" in group \(line'),
         (own(nn.Linear), "cannot be made"),
         (own(list), "gives a list, which is no torch.optim.Optimizer"),
         ({"kind": "own", "make": None}, "the 'make' of role 'scalar' is None"),
@@ -82,7 +84,9 @@ def test_what_cannot_be_made_is_refused_with_what_it_takes(
 def test_options_of_groups_lists_and_names_are_given_as_the_class_wants_them() -> None:
     net = Net()
     optimizer = combined(
-        net, hidden=own(toys.OptionsInGroups, factor=0.5), scalar=own(toys.ListOnly, lr=0.2)
+        net,
+        hidden=own(toys.OptionsInGroups, scheduled=False, factor=0.5),
+        scalar=own(toys.ListOnly, lr=0.2),
     )
     assert optimizer.foreign[1].optimizer.param_groups[0]["factor"] == 0.5
     before = copy.deepcopy(net)
@@ -93,7 +97,7 @@ def test_options_of_groups_lists_and_names_are_given_as_the_class_wants_them() -
     assert torch.equal(net.up.weight, before.up.weight - 0.5 * twin.up.weight.grad)
     assert [row.lr for row in optimizer.plan() if row.role == "hidden"] == [None, None]
     with pytest.raises(OptimError, match="no argument other and reads no such option"):
-        combined(Net(), hidden=own(toys.OptionsInGroups, factor=0.5, other=1.0))
+        combined(Net(), hidden=own(toys.OptionsInGroups, scheduled=False, factor=0.5, other=1.0))
 
 
 @pytest.mark.parametrize("name", ["TouchingOthers", "Drawing", "Setting", "Sparse"])

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from speedrun.config.calling import gist
 from speedrun.optim.errors import OptimError
 from speedrun.optim.foreign.tree import Owner, write
+from speedrun.optim.foreign.values import hooks_of
 
 Members = Mapping[str, Sequence[tuple[str, Tensor]]]  # (name, parameter) by role
 OPTIONS = ("make", "use", "code", "args", "scheduled", "random")
@@ -120,7 +121,7 @@ def _leaves_a_trace(use: Use, key: str, members: Members) -> bool:
     for left_out in ({key}, set[str]()):
         try:
             made = use.make(_groups(members), **_arguments(use, left_out))
-            trees.append(write(made, Owner.of(made, params, ""), "", {}).tree)
+            trees.append(write(made, Owner.of(made, params, use.make), "", {}).tree)
         except Exception:
             return False
     return trees[0] != trees[1]
@@ -209,11 +210,6 @@ def _as_taken(make: Callable[..., Any], key: str, value: Any) -> Any:
     except (TypeError, ValueError, KeyError):
         tuples = False
     return tuple(value) if tuples and isinstance(value, list) else value
-
-
-def hooks_of(param: Tensor) -> int:
-    kinds = (param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None))
-    return sum(len(hooks) for hooks in kinds if hooks)
 
 
 def refuse_unread(use: Use, extra: set[str], made: Optimizer, called: str) -> None:

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from speedrun.optim.errors import OptimError
+from speedrun.optim.foreign.compiler import uncompiled
 from speedrun.optim.foreign.make import Members, Use, refuse_unread
-from speedrun.optim.foreign.outside import uncompiled
-from speedrun.optim.foreign.wrap import Foreign, same_bits
+from speedrun.optim.foreign.values import same_bits
+from speedrun.optim.foreign.wrap import Foreign
 
 LONGEST = 24  # side of a stand-in
 NUMBERS = 4096  # of the one that stands for the largest
@@ -221,8 +222,13 @@ class _Trial:
     def follows_the_rate(self) -> None:
         """A schedule that changes nothing would make a race unfair without a word."""
         one, slower = self.copy(), self.copy()
-        if not one.foreign.scheduled:
+        if not self.use.scheduled:
             return
+        if not one.foreign.scheduled:
+            raise self.refuse(
+                "its param groups have no `lr` that is a number, so that no schedule reaches it: "
+                "call its rate lr, or set scheduled = false beside its use"
+            )
         for step in range(self.steps):
             self.advance(one, step, 1.0)
             self.advance(slower, step, 0.25)

@@ -18,6 +18,7 @@ import enum
 import functools
 import math
 import random
+import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -28,22 +29,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from speedrun.optim.errors import OptimError
+from speedrun.optim.foreign.values import NATURAL, constant, tensor_problem
 from speedrun.traces import METHODS, attributes_of, contents
 
 Node = Any
 KEPT: Node = {"is": "kept"}
-# As safetensors writes them; others are written as bytes.
-NATURAL = frozenset(
-    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-    | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-)
+HOOKS = re.compile("_optimizer_.*_hooks")
 MAPPINGS: dict[str, type[dict[Any, Any]]] = {
     cls.__name__: cls for cls in (dict, OrderedDict, defaultdict, Counter)
 }
 SEQUENCES: dict[str, type] = {cls.__name__: cls for cls in (list, tuple, set, frozenset, deque)}
+NOBODYS = {"torch", "builtins", "abc", "typing", "functools"}
 FACTORIES: dict[str, type] = {cls.__name__: cls for cls in (dict, list, set, int, float)}
 
 
@@ -56,9 +56,12 @@ class Owner:
     called: str
 
     @staticmethod
-    def of(root: object, params: Mapping[str, Tensor], called: str) -> Owner:
-        roots = {cls.__module__.partition(".")[0] for cls in type(root).__mro__}
-        return Owner(params, frozenset(roots - {"torch", "builtins", "abc", "typing"}), called)
+    def of(root: object, params: Mapping[str, Tensor], make: object, called: str = "") -> Owner:
+        """A function that makes one may put things of its own module into it."""
+        modules = [cls.__module__ for cls in type(root).__mro__]
+        modules.append(str(getattr(make, "__module__", "torch")))
+        roots = {module.partition(".")[0] for module in modules} - NOBODYS
+        return Owner(params, frozenset(roots), called)
 
     def defines(self, module: str) -> bool:
         return module.partition(".")[0] in self.packages
@@ -66,8 +69,8 @@ class Owner:
     def may_hold(self, cls: type) -> bool:
         """Whether objects of this class are looked into, and made again from what is saved."""
         torchs = cls.__module__.partition(".")[0] == "torch"
-        ours = torchs and issubclass(cls, torch.optim.Optimizer | LRScheduler | nn.Module)
-        return ours or self.defines(cls.__module__)
+        usual = issubclass(cls, Optimizer) or (torchs and issubclass(cls, LRScheduler | nn.Module))
+        return usual or self.defines(cls.__module__)
 
     def refuse(self, path: str, what: str) -> OptimError:
         return OptimError(
@@ -143,19 +146,28 @@ class _Writer:
 
     def attributes(self, value: object, path: str) -> dict[str, Node]:
         return {
-            name: self.node(held, f"{path}.{name}".lstrip("."))
+            name: self._hooks(held, f"{path}.{name}".lstrip("."))
+            if isinstance(value, Optimizer) and HOOKS.fullmatch(name)
+            else self.node(held, f"{path}.{name}".lstrip("."))
             for name, held in attributes_of(value).items()
         }
 
+    def _hooks(self, held: object, path: str) -> Node:
+        """Torch numbers them over the whole process; they stay those that its constructor set."""
+        self.kept[path] = held
+        return KEPT
+
     def node(self, value: Any, path: str) -> Node:
         cls = type(value)
-        if value is None or cls in (bool, int, str):
+        if value is None or cls in (bool, str):
             return value
+        if cls is int:
+            return self._pointer(value) or value
         if cls is float:
             return value if math.isfinite(value) else {"is": "float", "of": str(value)}
-        constant = _constant(value) or self._device(value)
-        if constant is not None:
-            return constant
+        simple = constant(value) or self._device(value)
+        if simple is not None:
+            return simple
         if id(value) in self._ids:
             return {"is": "param", "name": self._ids[id(value)]}
         if id(value) in self._numbers:
@@ -195,7 +207,8 @@ class _Writer:
         named = isinstance(value, tuple) and hasattr(value, "_fields") and self.owner.may_hold(cls)
         if cls in SEQUENCES.values() or named:
             # The order of a set is another one in another process.
-            ordered = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+            unordered = isinstance(value, set | frozenset)
+            ordered = sorted(value, key=self._order) if unordered else value
             items = [self.node(item, f"{path}/{i}") for i, item in enumerate(ordered)]
             if named:
                 return {"is": "named", "class": name_of(cls), "of": items}
@@ -250,17 +263,27 @@ class _Writer:
         return {"is": "object", "class": name_of(cls), "of": self.attributes(value, path)}
 
     def _key(self, key: Any, path: str) -> Node:
-        """Of a mapping. The address of a parameter is another one in another process."""
+        """Of a mapping."""
         if type(key) is tuple:
             return {"is": "key", "of": [self._key(part, path) for part in key]}
-        if type(key) is int and key in self._ids:
-            return {"is": "id", "name": self._ids[key]}
-        if type(key) is int and (place := self._place(key)):
-            return {"is": "address", "name": place[0], "offset": place[1]}
         node = self.node(key, path)
         if node is KEPT:
             raise self.owner.refuse(path, f"a mapping by {type(key).__name__}")
         return node
+
+    def _pointer(self, value: int) -> Node:
+        """A number that tells a parameter, which has another one in another process."""
+        if value in self._ids:
+            return {"is": "id", "name": self._ids[value]}
+        if place := self._place(value):
+            return {"is": "address", "name": place[0], "offset": place[1]}
+        return None
+
+    def _order(self, item: Any) -> str:
+        """What items of a set are sorted by, alike in every process."""
+        if isinstance(item, Tensor):
+            return self._ids.get(id(item), "")
+        return repr(self._pointer(item) or item) if type(item) is int else repr(item)
 
     def _place(self, address: int) -> tuple[str, int] | None:
         """The parameter in whose memory an address lies, and where in it."""
@@ -347,27 +370,3 @@ class _Writer:
             name = f"{wanted}~{count}"
         self.tensors[name] = tensor.detach()
         return name
-
-
-def _constant(value: Any) -> Node:
-    """What never changes, but is no JSON."""
-    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-        return {"is": "number", "dtype": value.dtype.str, "of": value.tobytes().hex()}
-    if isinstance(value, torch.dtype):
-        return {"is": "dtype", "of": str(value).removeprefix("torch.")}
-    if type(value) is torch.Size:
-        return {"is": "size", "of": list(value)}
-    if type(value) is complex:
-        return {"is": "complex", "of": [repr(value.real), repr(value.imag)]}
-    return None
-
-
-def tensor_problem(value: Tensor) -> str:
-    """Why a tensor cannot be written; empty if it can."""
-    if type(value) not in (Tensor, nn.Parameter):
-        return f"a {type(value).__name__}, which is a tensor of a kind of its own"
-    if value.layout is not torch.strided:
-        return f"a {str(value.layout).removeprefix('torch.')} tensor"
-    if value.is_quantized or value.is_conj() or value.is_neg():
-        return "a tensor that is quantized, or conjugated or negated only when it is read"
-    return ""

@@ -185,7 +185,8 @@ class _Reader:
         """Names, and what draws random numbers."""
         kind, of = node["is"], node["of"]
         if kind == "method":
-            return getattr(self._made[of], node["name"])
+            owner = self._made[of]  # which need not have all of its attributes yet
+            return getattr(type(owner), node["name"]).__get__(owner)
         if kind == "function":
             return self._function(node, like, path)
         if kind == "partial":

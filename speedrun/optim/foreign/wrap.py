@@ -26,11 +26,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from speedrun.config.calling import gist, reason
+from speedrun.config.code import name_in_file
 from speedrun.optim.errors import OptimError
-from speedrun.optim.foreign.make import Members, Use, construct, for_groups, hooks_of
-from speedrun.optim.foreign.outside import settings_kept, without_compiler
+from speedrun.optim.foreign.compiler import without_compiler
+from speedrun.optim.foreign.make import Members, Use, construct, for_groups
 from speedrun.optim.foreign.tree import Owner, Written, tensor_keys, write
 from speedrun.optim.foreign.untree import read
+from speedrun.optim.foreign.values import as_bytes, form_of, same_bits
+from speedrun.settings import settings_kept
 from speedrun.streams import Streams
 from speedrun.traces import holds_data, outside_of, trace
 
@@ -49,6 +52,7 @@ class Foreign:
         self._streams = Streams.of(seed, "optimizer", self.label) if use.random else None
         self._marked = {name: set(vars(param)) for name, param in self.params.items()}
         self._forms = {name: form_of(param) for name, param in self.params.items()}
+        self._stepped = False
         self._kept: dict[str, Tensor] | None = None  # its state in training, while in eval mode
         # Some set what holds for the whole process, such as the precision of products.
         with self._guarded("when it is made"), settings_kept(), without_compiler():
@@ -56,7 +60,7 @@ class Foreign:
             self.optimizer: Optimizer = construct(
                 use, members, self.for_groups, self.called, recorded=recorded
             )
-        self.owner = Owner.of(self.optimizer, self.params, self.called)
+        self.owner = Owner.of(self.optimizer, self.params, use.make, self.called)
         self.rates = [self._rate(group.get("lr")) for group in self.optimizer.param_groups]
         self.has_modes = all(callable(getattr(self.optimizer, m, None)) for m in ("train", "eval"))
         self._traces: dict[str, str] | None = None  # by path: what is in sight of what is kept
@@ -121,6 +125,7 @@ class Foreign:
                 self.optimizer.step()
             except (Exception, SystemExit) as error:
                 raise self._explained(error) from error
+        self._stepped = True
         self._refuse_other_form()
         for other, kept in zip(others, before, strict=True):
             if not same_bits(other.detach(), kept):
@@ -189,7 +194,7 @@ class Foreign:
         Going to eval mode and back rounds, so what was there before is put back. Before its first
         step there are no others, and some could not go there.
         """
-        if not self.has_modes or self._kept is not None or not self.optimizer.state:
+        if not self.has_modes or self._kept is not None or not self._stepped:
             yield
             return
         self._kept = {key: tensor.clone() for key, tensor in self.state().items()}
@@ -219,7 +224,9 @@ class Foreign:
 
     def written(self) -> Written:
         """Live tensors, and the tree that says what they are."""
-        beside: dict[str, Any] = {"marks": self._marks(), "args": self._args()}
+        beside: dict[str, Any] = {
+            "marks": self._marks(), "args": self._args(), "stepped": self._stepped
+        }  # fmt: skip
         if self._streams is not None:
             beside["streams"] = self._streams.plain()
         if self.has_modes:
@@ -249,14 +256,14 @@ class Foreign:
         """Nor may it count in its class or module; what is filled once, in the first steps, may."""
         found = outside_of(self.optimizer, self.owner.packages)
         now = {name: self._trace(value) for name, value in found.items()}
-        for name in now if self._outside is not None else ():
-            assert self._outside is not None
-            if self._outside.get(name, now[name]) != now[name]:
+        before = self._outside or {}
+        for name in now.keys() & before.keys():
+            if before[name] != now[name]:
                 raise OptimError(
-                    f"{self.called} changes {name} from step to step, which belongs to its class "
-                    "or module and is in no checkpoint: keep it in the optimizer"
+                    f"{self.called} changes {name_in_file(name)} from step to step, which belongs "
+                    "to its class or module and is in no checkpoint: keep it in the optimizer"
                 )
-        self._outside = {**now, **(self._outside or {})}
+        self._outside = {**now, **before}
 
     def _trace(self, value: object) -> str:
         return trace(value, {id(self.optimizer): "", **{id(p): n for n, p in self.params.items()}})
@@ -298,7 +305,7 @@ class Foreign:
 
         What one has is not declared anywhere: it shows when it has been made.
         """
-        if not self.optimizer.state:
+        if not self._stepped:
             return None
         found: Counter[str] = Counter()
         for key, tensor in self.written().tensors.items():
@@ -348,6 +355,7 @@ class Foreign:
                 self.params[name].copy_(tensor)
             if self._streams is not None and "streams" in beside:
                 self._streams = Streams(**beside["streams"])
+            self._stepped = beside["stepped"]
 
         return load
 
@@ -384,7 +392,7 @@ class Foreign:
         }
         with self._guarded("when it is made"), settings_kept(), without_compiler():
             made = construct(replace(self.use, args=args), members, self.for_groups, self.called)
-        tree = write(made, Owner.of(made, self.params, self.called), self.label, {}).tree["root"]
+        tree = write(made, self.owner, self.label, {}).tree["root"]
         return {key: node for key, node in tree.items() if key not in ("param_groups", "defaults")}
 
     def digest(self) -> int:
@@ -404,24 +412,3 @@ class Foreign:
             f"{self.called} cannot be copied or pickled; make another one and give it the state "
             "with export_state() and import_state()"
         )
-
-
-def form_of(param: Tensor) -> str:
-    """All of a parameter but its values, as text."""
-    kind = str(param.dtype).removeprefix("torch.")
-    hooks = hooks_of(param)
-    return (
-        f"{kind} of shape {tuple(param.shape)} on {param.device}"
-        f"{'' if param.requires_grad else ', without gradient'}"
-        f"{f', with {hooks} hooks into the backward pass' if hooks else ''}"
-    )
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Also where both hold the same NaN."""
-    alike = (left.dtype, left.shape) == (right.dtype, right.shape)
-    return alike and torch.equal(as_bytes(left), as_bytes(right))
