@@ -121,7 +121,8 @@ def _train(resolved: Resolved, run: RunFolder, request: Request) -> None:
             known, damage = _trained_on(run) if request.resume else (None, [])
             usual = known.usual_text if known else fitted.usual_text
             display.note(_header(config, run, request, usual))
-            for note in (*damage, *resolved.notes, *fitted.notes, *idle(fitted.resolved)):
+            told = () if request.resume else idle(fitted.resolved)  # it was, when the run began
+            for note in (*damage, *resolved.notes, *fitted.notes, *told):
                 display.note(note)
             summary, code = run_training(config, run, dataset, display, world, request, fitted)
     finally:

@@ -6,10 +6,13 @@ value, to be there when the other is switched on; somebody who sets either by ha
 
 from __future__ import annotations
 
+import re
+
 from speedrun.config.optimizer import RoleOptions
 from speedrun.config.resolve import Resolved
 from speedrun.config.schema import Config
 
+SCALED = re.compile(r" x \S+ \(track .*\)$")
 # What of [schedule] makes the course of the learning rate, unless code of a user's own does.
 RATE_KEYS = ("shape", "warmup", "cooldown", "floor")
 
@@ -21,7 +24,7 @@ def idle(resolved: Resolved) -> list[str]:
     """
     found = []
     for key, needed, unused in _unread(resolved.config):
-        origins = {resolved.origin.get(key), resolved.origin.get(needed)}
+        origins = {_stated(resolved.origin.get(one)) for one in (key, needed)}
         beside_code = needed.endswith(".use") and len(origins) == 1 and None not in origins
         if unused and (beside_code or {"override", "option"} & origins):
             found.append(f"{key} changes nothing here: nothing reads it with {needed} as it is")
@@ -31,6 +34,11 @@ def idle(resolved: Resolved) -> list[str]:
                 f"{key} changes nothing here: nothing reads it with optimizer.kind as it is"
             )
     return found
+
+
+def _stated(origin: str | None) -> str | None:
+    """Where a value is stated, though a track may have multiplied it."""
+    return origin and SCALED.sub("", origin)
 
 
 def _unread(config: Config) -> list[tuple[str, str, bool]]:

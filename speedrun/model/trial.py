@@ -41,6 +41,7 @@ def try_out(model: GPT, backend: Backend, *, trains: bool) -> None:
     ids_BT = _made_up(model)
     plan = _plan(backend, ids_BT)
     parts = [*model.custom.values()]
+    names = {*model.state_dict()}
     with as_it_was(model), telling(parts, "on made-up tokens"):
         with ExitStack() as hooks:
             for place, part in model.custom.items():
@@ -52,6 +53,7 @@ def try_out(model: GPT, backend: Backend, *, trains: bool) -> None:
                 _refuse_memory(model, ids_BT, plan)
             with torch.no_grad():
                 model.eval()(ids_BT, plan)
+        _refuse_late(model, names)
         if not model.blocks_are_ours:
             _stir(model)
             _refuse_chance(model, ids_BT, plan)
@@ -205,6 +207,16 @@ def _unsaved(model: GPT) -> dict[tuple[str, str], str]:
 def _place(name: str) -> str:
     """The part of the model that a parameter belongs to, such as the MLP of a layer."""
     return ".".join(name.split(".")[:3])
+
+
+def _refuse_late(model: GPT, before: set[str]) -> None:
+    """A model that is made anew, to go on or to write text, must have the names that were saved."""
+    for name in model.state_dict().keys() - before:
+        parts = (part for place, part in model.custom.items() if name.startswith(f"{place}."))
+        raise ConfigError(
+            f"{next(parts, 'code of your own')} makes {name} in its first forward pass, where no "
+            "checkpoint finds it again: make it in __init__"
+        )
 
 
 def _refuse_chance(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:

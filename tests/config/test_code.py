@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from speedrun.config.code import UsedCode, copy_of, found, hash_here, keep, load, package_hash
 from speedrun.config.experiment import differences, experiment_hash
@@ -15,6 +16,7 @@ from speedrun.config.optimizer import AdamOptions, OwnOptions
 from speedrun.config.resolve import change, from_toml, override_words, resolve, to_toml
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
+from speedrun.streams import Streams
 
 SOURCE = "class Mine:\n    pass\n\n\ndef wrap(inner):\n    return inner\n"
 
@@ -120,6 +122,33 @@ def test_kind_decides_about_the_matrices(recipe: Path) -> None:
     assert not idle(resolve("modern", "nano", ["optimizer.kind=muon"]))
     told = idle(resolve(str(recipe), "nano", ["optimizer.hidden.lr=0.5"]))
     assert any("optimizer.hidden.lr changes nothing" in one for one in told)
+
+
+def test_a_value_beside_the_code_in_its_place_is_told(recipe: Path) -> None:
+    """Though the track multiplies it."""
+    recipe.write_text(recipe.read_text() + "lr = 0.003\n")
+    resolved = resolve(str(recipe), "nano")
+    assert "(track nano)" in resolved.origin["optimizer.hidden.lr"]
+    assert any("optimizer.hidden.lr changes nothing" in one for one in idle(resolved))
+
+
+def test_importing_a_file_changes_nothing_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import random, numpy, torch\nrandom.seed(7)\nnumpy.random.seed(7)\n"
+        "torch.manual_seed(7)\ntorch.set_default_dtype(torch.float64)\n"
+        "torch.set_num_threads(torch.get_num_threads() + 1)\nclass Mine:\n    pass\n"
+    )
+    streams, threads = Streams.now(), torch.get_num_threads()
+    assert load(UsedCode.model_validate(found("mine.py:Mine", tmp_path))).__name__ == "Mine"
+    assert not Streams.now().moved(streams)
+    assert (torch.get_default_dtype(), torch.get_num_threads()) == (torch.float32, threads)
+
+
+def test_a_file_that_is_written_like_a_package_is_told(tmp_path: Path) -> None:
+    (tmp_path / "no_such_package.py").write_text(SOURCE)
+    with pytest.raises(ConfigError, match=r"beside the recipe is 'no_such_package\.py:Mine'"):
+        found("no_such_package:Mine", tmp_path)
+    assert found("no_such_package:Mine", tmp_path / "elsewhere")["code"] == ""
 
 
 def test_words_that_make_the_config_again(recipe: Path) -> None:

@@ -294,6 +294,13 @@ class Mine(MLP):
 def mine(inner, layer):
     return layer
 """, "mine", {}, r"gives 0 where a torch.nn.Module is needed"),
+    "a late buffer": ("mlp", """
+class Mine(MLP):
+    def forward(self, x, norm):
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(()))
+        return super().forward(x, norm) + self.mean
+""", "Mine", {}, r"\(mine.py:Mine\) makes blocks.\d.mlp.mean in its first forward pass"),
     "no place": ("mlp+block", """
 class Mine(Block):
     def __init__(self, config, layer):

@@ -157,6 +157,35 @@ def test_warm_up_leaves_no_trace(
     assert same_bits(tensors(tmp_path / "with"), tensors(tmp_path / "without"))
 
 
+COUNTING = """
+import torch
+from speedrun.model.block import MLP
+
+
+class Counting(MLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x, norm):
+        if self.training:
+            self.passes += 1
+        return super().forward(x, norm) * (1 + 0.01 * self.passes)
+"""
+
+
+def test_nor_does_it_in_a_buffer_that_changes_in_a_forward_pass(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "needs_warm_up", True)
+    (tmp_path / "mine.py").write_text(COUNTING)
+    own = f"custom.mlp.use={tmp_path / 'mine.py'}:Counting"
+    for name, warmup in (("with", True), ("without", False)):
+        train(tiny(own, "train.steps=3"), tmp_path / name, warm_up=warmup)
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    assert same_bits(tensors(tmp_path / "with"), tensors(tmp_path / "without"))
+
+
 def test_the_clock_stands_still_while_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 5.0
     monkeypatch.setattr("speedrun.train.clock.time.perf_counter", lambda: now)
