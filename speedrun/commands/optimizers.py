@@ -125,7 +125,7 @@ page:
 
 ```
 speedrun ladder
-speedrun ladder adamw muon soap --spread 24
+speedrun ladder adamw muon lion --spread 24
 speedrun ladder --clock 3
 speedrun ladder --out docs/results --write docs/OPTIMIZERS.md
 ```

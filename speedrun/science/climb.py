@@ -13,10 +13,9 @@ from pathlib import Path
 
 from speedrun.config.code import package_version
 from speedrun.config.files import chain
-from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.data.dataset import Dataset
-from speedrun.data.find import find_dataset, fit_to_dataset
+from speedrun.data.find import find_dataset
 from speedrun.errors import ConfigError
 from speedrun.science.finish import SHORTEST, Search, run_places, run_searches
 from speedrun.science.jobs import (
@@ -25,6 +24,7 @@ from speedrun.science.jobs import (
     RunSet,
     Say,
     config_of,
+    plain_of,
     plan_jobs,
     settings_of,
     this_command,
@@ -85,7 +85,7 @@ class Table:
     ) -> None:
         self._track, self._say, self._jobs = track, say, jobs
         self._path = file_of(track, out)
-        plain = fit_to_dataset(resolve(None, track)).config
+        plain = plain_of(track)
         fingerprint = Dataset.open(find_dataset(plain)).fingerprint
         self._runs = RunSet(out, fingerprint)
         self._share: Share | None = None

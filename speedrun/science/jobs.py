@@ -69,16 +69,20 @@ def config_of(recipe: str, track: str, words: Sequence[str], seed: int = 0) -> C
     return fit_to_dataset(resolve(recipe, track, words, {"train.seed": seed})).config
 
 
+def plain_of(track: str) -> Config:
+    """A track by itself, without any recipe."""
+    return fit_to_dataset(resolve(None, track)).config
+
+
 def settings_of(config: Config, track: str) -> dict[str, Any]:
     """What a recipe makes of its track: the values that its config has and the track's has not."""
-    plain = fit_to_dataset(resolve(None, track)).config
+    plain = plain_of(track)
     return {key: value for key, _, value in differences(plain, config, but=(SEED, LENGTH, STOP))}
 
 
 def track_hash(track: str) -> str:
     """Of all that a track sets, defaults of the schema left out: a new key leaves it as it is."""
-    plain = fit_to_dataset(resolve(None, track)).config
-    return hash_of({key: value for key, _, value in differences(Config(), plain)})
+    return hash_of({key: value for key, _, value in differences(Config(), plain_of(track))})
 
 
 def plan_jobs(

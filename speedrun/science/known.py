@@ -13,7 +13,7 @@ from speedrun.config.experiment import all_values
 from speedrun.config.files import optimizers
 from speedrun.config.keys import whole, with_elements
 from speedrun.config.schema import Config
-from speedrun.science.jobs import config_of, settings_of, track_hash
+from speedrun.science.jobs import config_of, plain_of, settings_of, track_hash
 from speedrun.science.results import Tuning, read_result
 from speedrun.science.space import Budget
 from speedrun.science.tune import default_ranges, write_heir
@@ -70,10 +70,11 @@ def known_tuning(recipe: str, config: Config, track: str, budget: Budget) -> Tun
     # A package has another hash in its next version, and needs no other rates for that.
     versions = {f"{at}.code" for at, code in config.used_code().items() if not code.named.is_file}
     unread = config.optimizer.unread()  # as of the recipe that it extends
+    plain = all_values(plain_of(track))
     now, then = (
         {
             key: value
-            for key, value in with_elements(settings).items()
+            for key, value in with_elements({**plain, **settings}).items()
             if key not in {*best, *map(whole, best), *versions} and whole(key) not in unread
         }
         for settings in (settings_of(config, track), found.stated)

@@ -235,7 +235,9 @@ class Tuning(BaseModel, frozen=True):
         return tuple(one.key for one in self.over if one.at_edge(values[one.key]))
 
     def write(self, path: Path) -> None:
-        write_json(path, self.model_dump(mode="json"))
+        late = {"finalists", "track_hash"}  # which older files do without
+        unset = {key for key in late if not getattr(self, key)}
+        write_json(path, self.model_dump(mode="json", exclude=unset))
 
 
 def read_result(path: Path) -> Race | Ablation | Tuning:

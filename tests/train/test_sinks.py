@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.train import jobs
 from tests.train.children import on_ranks
 from tests.train.heard import Heard, Make, losses, train
 from tests.train.test_guard import ERRORS
+from tests.waiting import wait_for
 
 BOARD: dict[str, Any] = {"log": ("tensorboard",)}
 EACH_ERROR = pytest.mark.parametrize(
@@ -215,14 +217,16 @@ def test_tensorboard_goes_on_after_a_disk_that_was_full(
         return change
 
     monkeypatch.setattr(records, "write", write)
-    heard = Heard(at={3: fill(True), 5: fill(False)})
+    run = RunFolder(tmp_path)
+    written = partial(wait_for, lambda: bool(run.read_metrics("checkpoint")), "a checkpoint")
+    heard = Heard(at={3: fill(True), 5: fill(False), 8: written})
     every = Interval(steps=6)
     train(tiny("train.steps=12"), tmp_path, heard, checkpoint_every=every, **BOARD)
     told = [line for line in heard.lines if "tensorboard" in line]
     assert told == ["tensorboard cannot be written: OSError: No space left on device; going on"]
     steps = [step for step, _ in Board(tmp_path).curve("train/loss")]
     assert steps[:3] == [1, 2, 3]
-    assert steps[-3:] == [10, 11, 12]  # step 7 may come before its checkpoint is written
+    assert steps[-3:] == [10, 11, 12]  # those before may come before the checkpoint is written
     assert len(losses(tmp_path)) == 12
 
 
