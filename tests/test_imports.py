@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1] / "speedrun"
 # Folders and files of the package in the order in which they may know each other.
 ORDER = (
     "__init__", "errors", "files", "locks", "limits", "processes", "hardware", "streams",
-    "settings", "traces", "config", "data", "model", "optim", "train", "science", "report", "serve",
-    "bench", "terminal", "commands", "cli", "__main__",
+    "settings", "traces", "config", "data", "model", "optim", "train", "science", "plan", "report",
+    "serve", "bench", "terminal", "commands", "cli", "__main__",
 )  # fmt: skip
 
 Graph = Mapping[str, set[str]]  # from each module to those it imports, as dotted names

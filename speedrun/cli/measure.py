@@ -229,6 +229,36 @@ def ladder(
     )  # fmt: skip
 
 
+@app.command(epilog="Example:  speedrun plan record-18 --track small --on 8xH100")
+def plan(
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe name or path.", autocompletion=recipe_names)
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="key=value, for example batch.length=16384", metavar="KEY=VALUE...",
+                       autocompletion=override),
+    ] = None,
+    track: Track = "small",
+    on: Annotated[
+        str, typer.Option(help="How many GPUs of which kind: H100, A100 or RTX4090.")
+    ] = "8xH100",
+    leave_out: Annotated[
+        int | None,
+        typer.Option(help="A record whose published runs the prediction must not know.",
+                     show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:  # fmt: skip
+    """What a run would take on GPUs that are not here: time, memory, and where they go."""
+    from speedrun.commands.plan import plan_command
+
+    plan_command(
+        recipe=recipe, track=track, overrides=overrides or [], on=on, leave_out=leave_out,
+        as_json=as_json,
+    )  # fmt: skip
+
+
 @app.command("verify", epilog="Example:  speedrun verify runs/a runs/b runs/c --target 3.28")
 def verify_claim(
     runs: Annotated[

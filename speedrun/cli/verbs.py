@@ -51,9 +51,10 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "submit": "check runs against the rules, add them to the leaderboard",
         "leaderboard": "show the leaderboard",
     },
-    "This machine": {
+    "This machine and others": {
         "doctor": "what it has, what would be used and why, what is missing",
         "bench": "measure side by side here",
+        "plan": "time and memory of a run on GPUs that are not here",
     },
 }
 FIRST_STEPS: Sequence[tuple[str, str]] = (

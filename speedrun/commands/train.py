@@ -280,7 +280,7 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     from speedrun.limits import memory_shares
     from speedrun.train.estimate import beyond, estimate
 
-    fitted, vocab_size, about = _before_it_is_built(resolved)
+    fitted, vocab_size, about = before_it_is_built(resolved)
     config = fitted.config
     config.microbatches(ranks)
     rows = [(key, toml_text(value), origin) for key, value, origin in fitted.resolved.rows()]
@@ -307,7 +307,7 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
         print(text)
 
 
-def _before_it_is_built(resolved: Resolved) -> tuple[Fitted, int, list[str]]:
+def before_it_is_built(resolved: Resolved) -> tuple[Fitted, int, list[str]]:
     """What can be told of a run whose dataset need not be there: config, vocabulary, notes."""
     from speedrun.data.find import fit_to_dataset, known_dataset
     from speedrun.data.shards import PUBLIC_VOCAB

@@ -1,0 +1,140 @@
+"""The time of a step and of a run on a machine that need not be here.
+
+Each piece of work takes its amount over the chip's rate, of which a share is reached. The shares
+are a handful of numbers for all configs, fitted on the step times of published runs (`fit.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from speedrun.config.schema import Config
+from speedrun.plan.chips import Chip, Node
+from speedrun.plan.memory import MIB, memory_of_step
+from speedrun.plan.work import Limit, Systems, Work, work_of_run, work_of_step
+from speedrun.train.estimate import flops_per_token, without_storage
+
+USABLE = 0.94  # of a GPU's memory: the rest is the context, NCCL's buffers, and holes
+SHORTEST = 1024  # tokens of a row that is offered where longer ones do not fit
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of a chip's rates, what is reached; and how good that is, record by record."""
+
+    reached: Mapping[Limit, float]
+    left_out: Mapping[int, tuple[float, float]]  # ms: measured, and predicted by a fit without it
+
+    @property
+    def errors(self) -> list[float]:
+        """Relative, of records that the fit had not seen."""
+        return [abs(predicted / real - 1) for real, predicted in self.left_out.values()]
+
+    def seconds(self, chip: Chip, work: Work) -> float:
+        return work.amount / rate(chip, work.limit) / self.reached[work.limit]
+
+
+def rate(chip: Chip, limit: Limit) -> float:
+    """What a chip does of it in a second at the best; of steps a share is how many could wait."""
+    rates = {"memory": chip.memory_rate, "link": chip.link_rate, "steps": 1.0}
+    return rates.get(limit, chip.flops)
+
+
+@cache
+def fitted() -> Shares:
+    text = files("speedrun.plan").joinpath("shares.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+    left_out = {int(record): (one[0], one[1]) for record, one in found["left_out_ms"].items()}
+    return Shares(found["reached"], left_out)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is expected to take."""
+
+    node: Node
+    config: Config
+    microbatches: int
+    parts: Mapping[str, float]  # seconds of the mean step, by what they go to
+    first_step: float  # seconds; a growing window makes later steps longer
+    last_step: float
+    memory: Mapping[str, float]  # bytes of a rank, by what they hold
+    flops_per_token: int
+
+    @property
+    def step(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.config.batch.tokens / self.step
+
+    @property
+    def mfu(self) -> float:
+        """FLOPs of the model itself over what the chips could have done."""
+        peak = self.node.count * self.node.chip.flops
+        return self.flops_per_token * self.tokens_per_second / peak
+
+    @property
+    def memory_bytes(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_bytes <= USABLE * self.node.chip.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "recipe": self.config.recipe,
+            "track": self.config.track,
+            "on": self.node.name,
+            "steps": self.config.steps,
+            "step_ms": 1000 * self.step,
+            "first_step_ms": 1000 * self.first_step,
+            "last_step_ms": 1000 * self.last_step,
+            "train_seconds": self.config.steps * self.step,
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "microbatches": self.microbatches,
+            "memory_mib": self.memory_bytes / MIB,
+            "fits": self.fits,
+            "parts": {part: 1000 * seconds for part, seconds in self.parts.items()},
+            "memory": {what: size / MIB for what, size in self.memory.items()},
+        }
+
+
+def plan(config: Config, vocab_size: int, node: Node, shares: Shares | None = None) -> Plan:
+    """The fewest microbatches that fit; those of the config, where it states them."""
+    model, shares = without_storage(config, vocab_size), shares or fitted()
+    systems = Systems(ranks=node.count)
+    least = config.microbatches(node.count)  # one pass, or what the config states; or a refusal
+    sequences = config.batch.tokens // config.batch.length // node.count
+    most = least if config.machine.microbatch else sequences
+    passes = [n for n in range(least, most + 1) if sequences % n == 0]
+    for microbatches in passes:
+        memory = memory_of_step(config, model, systems, microbatches)
+        if sum(memory.values()) <= USABLE * node.chip.memory:
+            break
+
+    def seconds(works: Iterable[Work]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for work in works:
+            found[work.part] = found.get(work.part, 0.0) + shares.seconds(node.chip, work)
+        found["waits"] *= microbatches  # each pass is launched by itself
+        return found
+
+    return Plan(
+        node=node,
+        config=config,
+        microbatches=microbatches,
+        parts=seconds(work_of_run(config, model, systems)),
+        first_step=sum(seconds(work_of_step(config, model, systems, 0)).values()),
+        last_step=sum(seconds(work_of_step(config, model, systems, config.steps - 1)).values()),
+        memory=memory,
+        flops_per_token=flops_per_token(config, model),
+    )

@@ -1,0 +1,214 @@
+"""What one rank has to do in one step: multiply, read and write, send; counted from the config.
+
+Nothing here knows a machine. A `Work` is an amount of something that a chip does at some rate, and
+`predict.py` divides the one by the other. Products are counted exactly, bytes as kernels move them
+that a compiler has fused: once in and once out, whatever happens between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+from scipy.special import ndtri
+
+from speedrun.config.architecture import BLOCK
+from speedrun.config.optimizer import MATRIX_ROLES
+from speedrun.config.schedule import window_at
+from speedrun.config.schema import Config
+from speedrun.model.embeddings import table_of_layer
+from speedrun.model.gpt import GPT
+from speedrun.model.mask import WindowUnit, block_lists, first_key
+from speedrun.optim.orthogonalize import matmul_flops
+
+# What the time of a piece of work is limited by. Each has a rate on a chip (chips.py), of which a
+# share is reached (shares.json).
+Limit = Literal["products", "attention", "masked", "memory", "orthogonal", "link", "steps"]
+
+TABLES = ("embedding", "value_embedding", "bigram")  # roles of tables that are looked up
+# Documents of the public text in tokens: log-normal, with this mean and deviation of the logarithm.
+MEAN_DOCUMENT, SPREAD_OF_DOCUMENTS = 690, 1.0
+SAMPLES = 14  # points of a run at which its growing window is looked at
+ALIGNED = 8  # numbers of bf16 in 16 bytes: rows of other lengths are read in pieces, half as fast
+FP32 = 4
+ADAM = 7 * FP32  # bytes of a step of a number: it, its gradient and two moments read, three written
+
+
+class Work(NamedTuple):
+    part: str
+    limit: Limit
+    amount: float  # FLOPs, bytes, or steps
+
+
+@dataclass(frozen=True)
+class Systems:
+    """How a step is carried out, where the config does not say so; by default as it is here."""
+
+    ranks: int = 1
+    number: int = 2  # bytes of an activation, a number of a table, and its gradient
+    stream: int = 2  # bytes of a number of the residual stream; autocast keeps 4
+    moment: int = FP32  # bytes of a moment of a table
+    shares_muon: bool = True  # over the ranks
+
+
+def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
+    """The mean step of a run. Of `model` the shapes alone are looked at."""
+    middles = (int(config.steps * (i + 0.5) / SAMPLES) for i in range(SAMPLES))
+    keys = [visited_keys(config, step) for step in middles]
+    return _work(config, model, systems, sum(keys) / SAMPLES)
+
+
+def work_of_step(config: Config, model: GPT, systems: Systems, step: int) -> list[Work]:
+    return _work(config, model, systems, visited_keys(config, step))
+
+
+def _work(config: Config, model: GPT, systems: Systems, keys: float) -> list[Work]:
+    return [
+        *_products(config, model, systems),
+        _attention(config, systems, keys),
+        *_elementwise(config, model, systems),
+        *_optimizer(config, model, systems),
+        Work("waits", "steps", 1),
+    ]
+
+
+# What attention sees.
+
+
+def visited_keys(config: Config, step: int) -> float:
+    """Keys that are computed for a query at this step, on average: those of whole blocks."""
+    mask = config.attention
+    return _visited(config.batch.length, mask.documents, mask.window, window_at(config, step))
+
+
+@cache
+def _visited(tokens: int, documents: bool, unit: WindowUnit, window: int | None) -> float:
+    numbers = document_numbers(tokens) if documents else torch.zeros(tokens, dtype=torch.int32)
+    size = None if window is None else torch.tensor(window, dtype=torch.int32)
+    lists = block_lists(first_key(numbers[None], size, unit))
+    return BLOCK * float((lists.partial_count + lists.full_count).double().mean())
+
+
+@cache
+def document_numbers(tokens: int) -> torch.Tensor:
+    """Which document each token of a typical row is of; lengths come in an order without pattern.
+
+    Shares that go on by the golden ratio are spread evenly whatever their number.
+    """
+    golden = (math.sqrt(5) - 1) / 2
+    middle = math.log(MEAN_DOCUMENT) - SPREAD_OF_DOCUMENTS**2 / 2
+    lengths: list[int] = []
+    while sum(lengths) < tokens:
+        share = (0.5 + golden * len(lengths)) % 1
+        lengths.append(math.ceil(math.exp(middle + SPREAD_OF_DOCUMENTS * float(ndtri(share)))))
+    numbers = torch.arange(len(lengths), dtype=torch.int32)
+    return torch.repeat_interleave(numbers, torch.tensor(lengths))[:tokens]
+
+
+# Forward and backward.
+
+
+def tokens_of_rank(config: Config, systems: Systems) -> float:
+    return config.batch.tokens / systems.ranks
+
+
+def shapes_of(model: GPT, *roles: str) -> list[tuple[int, ...]]:
+    return [tuple(one.shape) for _, one, role in model.named_roles() if role in roles]
+
+
+def count(shapes: Sequence[tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes))
+
+
+def _products(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
+    """One product forward and two backward."""
+    tokens = tokens_of_rank(config, systems)
+    hidden = count(shapes_of(model, *MATRIX_ROLES))
+    yield Work("products of the blocks", "products", 6 * hidden * tokens)
+    rows, width = model.head_weight.shape
+    slower = 1 if rows % ALIGNED == 0 else 2
+    yield Work("products of the head", "products", 6 * rows * width * tokens * slower)
+
+
+def _attention(config: Config, systems: Systems, keys: float) -> Work:
+    """Two products forward, five backward, where the scores are computed again."""
+    it, mask = config.model, config.attention
+    pairs = keys * attending(config) * tokens_of_rank(config, systems)
+    masked = mask.documents or mask.window != "none"
+    flops = 2 * (2 + 5) * it.heads * it.size_of_head * pairs
+    return Work("attention", "masked" if masked else "attention", flops)
+
+
+def attending(config: Config) -> int:
+    """Layers with attention."""
+    return config.model.layers - len(set(config.model.attention_free))
+
+
+def mixed_values(config: Config) -> int:
+    """Layers that mix something into their values."""
+    it = config.model
+    if it.value_residual:
+        return attending(config)
+    if it.value_embeddings == "none":
+        return 0
+    return sum(table is not None for table in table_of_layer(it))
+
+
+def _elementwise(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
+    """In passes over (tokens, width)."""
+    it, layers = config.model, attending(config)
+    queries = it.heads * it.size_of_head / it.width
+    values = it.groups * it.size_of_head / it.width
+    through, add = 2, 3  # read and written; two read, one written
+    # A branch is added to the stream and the norm before the next one taken in the same pass.
+    stream = (layers + it.layers) * (add + 1)
+    stream += through * it.layers * it.x0_mixing + add * (it.layers // 2) * it.unet_skips
+    inner = layers * through * (queries + values)  # norm and positions of queries and keys
+    inner += add * values * mixed_values(config)
+    inner += it.layers * through * it.mlp_ratio
+    tokens = tokens_of_rank(config, systems)
+    # Backward three for two: the gradient and what was kept are read, a gradient is written.
+    bytes_forward = it.width * tokens * (stream * systems.stream + inner * systems.number)
+    yield Work("norms, sums, activations", "memory", 2.5 * bytes_forward)
+    # A logit is written by the product, read by the loss and by its backward, which writes the
+    # gradient; a cap keeps a result of its own, written and read.
+    touched = (4 + 2 * bool(it.softcap)) * systems.number
+    yield Work("loss", "memory", touched * tokens * model.head_weight.shape[0])
+
+
+# The optimizer.
+
+
+def _optimizer(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
+    matrices = shapes_of(model, *MATRIX_ROLES)
+    tables, head = count(shapes_of(model, *TABLES)), count(shapes_of(model, "head"))
+    number, muon = systems.number, config.optimizer.kind == "muon"
+    if muon:
+        share = 1 / systems.ranks if systems.shares_muon else 1.0
+        rounds = config.optimizer.muon.iterations
+        flops = sum(
+            math.prod(shape[:-2]) * matmul_flops(*shape[-2:], gram=False, iterations=rounds)
+            for shape in matrices
+        )
+        yield Work("orthogonalisation", "orthogonal", flops * share)
+        # Gradient and momentum are read and the momentum written by the owner; all apply.
+        own, all_of_it = (3 * FP32 + number) * share, number + 2 * FP32
+        yield Work("momentum and updates", "memory", count(matrices) * (own + all_of_it))
+    else:
+        yield Work("Adam of the matrices", "memory", ADAM * count(matrices))
+    # A table's gradient is dense: filled with zeros, added to, copied to where it is sent from.
+    dense = 3 * number
+    step = 3 * number + 4 * systems.moment
+    yield Work("Adam of tables and head", "memory", (dense + step) * tables + ADAM * head)
+    if systems.ranks == 1:
+        return
+    # A ring sends (ranks - 1) / ranks of the bytes for a gather, and twice that for a sum.
+    ring = (systems.ranks - 1) / systems.ranks
+    # The matrices' gradients go while the backward is under way; the tables' come last.
+    yield Work("gradients of tables, sent", "link", 2 * ring * tables * number)
+    if muon:
+        yield Work("updates of matrices, sent", "link", ring * count(matrices) * number)
