@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in UNWANTED:
         os.environ.pop(name, None)
     os.environ |= {"NO_PROXY": LOCAL, "no_proxy": LOCAL, "CUDA_VISIBLE_DEVICES": ""}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has what it runs in the background ignore Ctrl-C, and so would all our children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if worker and hasattr(os, "sched_setaffinity"):
         # A worker and its children keep to their share of the cores: runs that each take all cores

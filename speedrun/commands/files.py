@@ -7,6 +7,7 @@ from typing import Any
 
 from speedrun.config.experiment import all_differences
 from speedrun.config.files import Kind, chain, names, optimizers
+from speedrun.config.fixed import of_track
 from speedrun.config.resolve import Resolved, resolve, toml_text
 from speedrun.terminal.console import console, print_table, printable
 
@@ -35,6 +36,20 @@ def show_file(kind: Kind, name: str) -> None:
             console().print(printable(f"{layer.name}: {layer.notes['why']}"))
     rows = ((key, toml_text(value), origin) for key, value, origin in _alone(kind, name).rows())
     print_table(("key", "value", "set by"), [row for row in rows if row[2] != "default"])
+    if kind == "track":
+        _show_rules(name)
+
+
+def _show_rules(track: str) -> None:
+    """What a track that races optimizers says beside the values it sets."""
+    if fixed := of_track(track):
+        console().print(f"\nfixed: {', '.join(fixed.fixed)}", soft_wrap=True)
+        console().print(f"free: {fixed.free_text}", soft_wrap=True)
+    notes = chain("track", track)[-1].notes
+    if "sigma" in notes:
+        console().print(f"sigma, the spread of a last loss between seeds: {notes['sigma']}")
+    if "tuned_on" in notes:
+        console().print(printable(f"rates are tuned on: {notes['tuned_on']}"))
 
 
 def show_history(kind: Kind, name: str) -> None:

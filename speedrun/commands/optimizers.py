@@ -131,7 +131,9 @@ speedrun ladder --out docs/results --write docs/OPTIMIZERS.md
 ```
 
 A recipe that changes anything but what is free is refused with a sentence that names it.
-`speedrun tracks show optimizer` shows the track.
+`speedrun tracks show optimizer` shows the track and what it fixes. A text or a length of your own
+is a track in a file that `extends = "optimizer"` and sets `train.target`; beside that it states
+`sigma`, as `speedrun ladder adamw muon --spread 24 --track yours.toml` has measured it.
 """
 
 

@@ -263,11 +263,23 @@ def load(used: UsedCode) -> Any:
     try:
         return getattr(module, named.name)
     except AttributeError:
-        near = get_close_matches(named.name, [n for n in dir(module) if n[0] != "_"], n=1)
-        hint = f"; nearest: {quoted(near[0])}" if near else ""
+        near = _nearest(named.name, module)
+        hint = f"; nearest: {quoted(near)}" if near else ""
         raise ConfigError(
             f"{quoted(used.use)} cannot be used: {named.where} has no {named.name}{hint}"
         ) from None
+
+
+def _nearest(name: str, module: Any) -> str | None:
+    """What may have been meant: of what a module defines, else of what it has imported."""
+    public = {one: value for one, value in vars(module).items() if not one.startswith("_")}
+    own = [one for one, value in public.items()
+           if getattr(value, "__module__", None) == module.__name__]  # fmt: skip
+    for names in (own, [*public]):
+        by_lower = {one.lower(): one for one in names}
+        if near := get_close_matches(name.lower(), by_lower, n=1):
+            return by_lower[near[0]]
+    return own[0] if len(own) == 1 else None
 
 
 def _checked_content(used: UsedCode, path: Path) -> bytes:

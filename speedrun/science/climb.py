@@ -49,8 +49,9 @@ from speedrun.train.environment import code_hash
 from speedrun.train.summary import Environment
 
 SCOUTS = 2  # seeds that find the place where the others are run
-ASKED = ("track", "track_hash", "target", "sigma", "own_steps", "grid", "seeds",
-         "dataset_fingerprint")  # fmt: skip
+# What all rows of a table share; the hash, which says least, comes last.
+ASKED = ("track", "target", "sigma", "own_steps", "grid", "seeds", "dataset_fingerprint",
+         "track_hash")  # fmt: skip
 Searches = dict[tuple[str, int], Search]
 
 

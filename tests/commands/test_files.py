@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,21 @@ def test_show_names_the_file_that_set_each_value(capsys: pytest.CaptureFixture[s
     show_file("recipe", "record-18")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["model.softcap", "15.0", "recipe", "record-18"] in rows
+
+
+def test_show_says_what_a_track_fixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show_file("track", "optimizer")
+    text = capsys.readouterr().out
+    assert "\nfixed: model, attention," in text
+    assert "\nfree: optimizer, schedule," in text
+    assert re.search(r"\nsigma, the spread of a last loss between seeds: 0\.\d+\n", text)
+    (tmp_path / "mine.toml").write_text('extends = "optimizer"\ntuned_on = "optimizer"\n')
+    show_file("track", str(tmp_path / "mine.toml"))
+    text = capsys.readouterr().out
+    assert "rates are tuned on: optimizer" in text
+    assert "sigma" not in text, "that of another track is not its own"
+    show_file("track", "nano")
+    assert "fixed" not in capsys.readouterr().out
 
 
 def test_history_reads_as_the_records_and_names_no_document(

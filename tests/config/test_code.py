@@ -191,7 +191,11 @@ def test_what_cannot_be_named(
         ("def wrong(:\n", "SyntaxError in line 1"),
         ("\nimport nixpackage\n", "ModuleNotFoundError in line 2"),
         ("raise SystemExit(3)\n", "SystemExit in line 1"),
-        ("x = 1\n", r"mine.py has no Mine"),
+        ("x = 1\n", r"mine.py has no Mine$"),
+        ("class MINE: ...\n", "has no Mine; nearest: 'MINE'"),
+        ("class Other: ...\n", "has no Mine; nearest: 'Other'"),
+        ("from torch import min\nclass Main: ...\n", "has no Mine; nearest: 'Main'"),
+        ("from re import match as mine\n", "has no Mine; nearest: 'mine'"),
     ],
 )
 def test_code_that_cannot_be_loaded(recipe: Path, source: str, said: str) -> None:

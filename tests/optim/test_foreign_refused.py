@@ -48,6 +48,12 @@ def test_what_cannot_work_is_refused_before_the_first_step(name: str) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize("lr", [-0.001, float("nan"), float("inf"), torch.tensor(-0.5)])
+def test_a_rate_that_is_none_is_refused(lr: Any) -> None:
+    with pytest.raises(OptimError, match=r"has the learning rate .*: give it one that is finite"):
+        combined(Net(), hidden=own(toys.SignMomentum, lr=lr))
+
+
 @pytest.mark.parametrize("source", ["numpy", "python"])
 def test_no_random_numbers_of_the_run_are_drawn(source: str) -> None:
     net = Net()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,9 +74,15 @@ class Foreign:
     def _rate(self, lr: Any) -> float | None:
         if isinstance(lr, bool):
             raise OptimError(f"{self.called} has the learning rate {lr}: give it a number")
-        if isinstance(lr, Tensor):
-            return float(lr) if lr.numel() == 1 else None
-        return float(lr) if isinstance(lr, int | float) else None
+        number = lr.item() if isinstance(lr, Tensor) and lr.numel() == 1 else lr
+        if not isinstance(number, int | float):
+            return None
+        if not 0 <= number < math.inf:
+            raise OptimError(
+                f"{self.called} has the learning rate {number:g}: give it one that is finite and 0 "
+                "or more"
+            )
+        return float(number)
 
     @property
     def scheduled(self) -> bool:
