@@ -272,7 +272,9 @@ def load(used: UsedCode) -> Any:
 
 def _nearest(name: str, module: Any) -> str | None:
     """What may have been meant: of what a module defines, else of what it has imported."""
-    public = {one: value for one, value in vars(module).items() if not one.startswith("_")}
+    public: dict[str, Any] = {
+        one: value for one, value in vars(module).items() if not one.startswith("_")
+    }
     own = [one for one, value in public.items()
            if getattr(value, "__module__", None) == module.__name__]  # fmt: skip
     for names in (own, [*public]):
