@@ -71,7 +71,9 @@ def print_samples(
         print(as_written(texts[shown]), end="", flush=True)
 
     show_next()
-    for number, piece in write(Writer(loaded, min(samples, AT_ONCE)), wanted):
+    # No more than these texts will have: a model of 65,536 tokens keeps 5 GB of keys and values.
+    writer = Writer(loaded, min(samples, AT_ONCE), room=len(ids) + tokens)
+    for number, piece in write(writer, wanted):
         texts[number] += piece.text
         ended[number] = piece.finish is not None
         if number == shown:

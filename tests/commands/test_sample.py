@@ -46,6 +46,26 @@ def test_the_prompt_comes_first_and_a_seed_repeats_the_text(trained: Path, capsy
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("prompt", ["1 + ", "1 + 2 = " * 6, "1 + 2 = " * 12])
+def test_room_is_made_for_the_text_alone(
+    trained: Path, capsys: Heard, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    """The model has 64 tokens; the text is the same as with room for all of them."""
+    rooms: list[int] = []
+
+    class Watched(Writer):
+        def __init__(self, *args: Any, room: int = 0, **more: Any) -> None:
+            super().__init__(*args, room=0 if whole else room, **more)
+            rooms.append(self.slots.room)
+
+    monkeypatch.setattr("speedrun.serve.writing.Writer", Watched)
+    whole = False
+    small = sampled(trained, capsys, prompt=prompt)
+    whole = True
+    assert sampled(trained, capsys, prompt=prompt) == small
+    assert rooms == [min(1 + len(prompt) + 12, 64), 64], "a mark comes before the prompt"
+
+
 def test_several_samples_are_those_of_the_seeds_that_follow(trained: Path, capsys: Heard) -> None:
     alone = [sampled(trained, capsys, seed) for seed in range(5, 25)]
     together = sampled(trained, capsys, 5, samples=20)
