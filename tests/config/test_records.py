@@ -77,6 +77,57 @@ def test_values(record: int) -> None:
     assert chain("recipe", f"record-{record:02d}")[-1].notes["published_minutes"] == minutes
 
 
+def since(record: int, *changes: tuple[int, Any]) -> Any:
+    """The last of (first record, value) that a record has."""
+    return [value for first, value in changes if first <= record][-1]
+
+
+@pytest.mark.parametrize("record", range(3, 19))
+def test_techniques(record: int) -> None:
+    """What each record computes, by the table of what changed when."""
+    config = full_size(record)
+    found = {key: getattr(config.model, key) for key in (
+        "head_dim", "activation", "norm_eps", "qk_norm", "positions", "softcap", "tied_head",
+        "embedding_norm", "zero_init_projections", "fused_qkv", "x0_mixing", "value_residual",
+        "value_embeddings", "value_weights", "unet_skips", "attention_free", "pad_embeddings",
+        "attention_output_factor", "key_offset", "bigram_rows",
+    )}  # fmt: skip
+    assert found == {
+        "head_dim": 0,  # the width over the heads: 64 with twelve of them, 128 with six
+        "activation": since(record, (3, "gelu"), (5, "relu2")),
+        # Of the framework's own norm: fp32's epsilon, then bf16's.
+        "norm_eps": since(record, (3, 1e-6), (5, 1.1920929e-07), (10, 2.0**-7)),
+        "qk_norm": record >= 5,
+        "positions": since(record, (3, "rotary"), (17, "half-rotary")),
+        "softcap": since(record, (3, 0.0), (9, 30.0), (18, 15.0)),
+        "tied_head": record < 8,
+        "embedding_norm": record >= 8,
+        "zero_init_projections": record >= 5,
+        "fused_qkv": record < 5,
+        "x0_mixing": record >= 9,
+        "value_residual": 9 <= record <= 13,
+        "value_embeddings": since(record, (3, "none"), (14, "each"), (15, "mirrored"),
+                                  (17, "ends")),
+        "value_weights": since(record, (3, "blend"), (15, "pair")),
+        "unet_skips": record >= 11,
+        "attention_free": since(record, (3, ()), (17, (7,))),
+        "pad_embeddings": record != 17,
+        "attention_output_factor": since(record, (3, "depth"), (5, "one")),
+        "key_offset": False,
+        "bigram_rows": 0,
+    }  # fmt: skip
+    assert config.model.value_tables == 3, "of the form that records 17 and 18 have"
+    muon = config.optimizer.muon
+    assert muon.scale == since(record, (3, "none"), (4, "longest"), (8, "spectral"))
+    assert muon.split_qkv == (record == 4), "before q, k and v are three matrices"
+    assert muon.momentum_start == since(record, (3, 0.95), (9, 0.85))
+    assert (muon.iterations, muon.coefficients, muon.nesterov) == (5, "classic", True)
+    assert config.attention.documents == (record >= 12)
+    unit = since(record, (3, "none"), (12, "tokens"), (15, "tokens_in_blocks"), (16, "blocks"))
+    assert config.attention.window == unit
+    assert config.optimizer.clip == 0.0
+
+
 @pytest.mark.parametrize("record", SWITCHES)
 def test_windows_grow_at_the_published_steps(record: int) -> None:
     config = full_size(record)
