@@ -16,6 +16,7 @@ from speedrun.commands.sample import sample_command
 from speedrun.commands.train import train_command
 from speedrun.data.tokenizer import train_bpe
 from speedrun.errors import ConfigError, DataError, RunError
+from speedrun.serve.load import LoadedRun
 from speedrun.serve.sampling import Sampling
 from speedrun.serve.writing import Writer
 from speedrun.train.request import Request
@@ -54,8 +55,8 @@ def test_room_is_made_for_the_text_alone(
     rooms: list[int] = []
 
     class Watched(Writer):
-        def __init__(self, *args: Any, room: int = 0, **more: Any) -> None:
-            super().__init__(*args, room=0 if whole else room, **more)
+        def __init__(self, loaded: LoadedRun, slots: int, room: int) -> None:
+            super().__init__(loaded, slots, 0 if whole else room)
             rooms.append(self.slots.room)
 
     monkeypatch.setattr("speedrun.serve.writing.Writer", Watched)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
@@ -27,6 +31,50 @@ from speedrun.train.world import World
 def train(world: World, config: Config, folder: Path, how: dict[str, Any] | None = None) -> None:
     data = Path(config.data.dir)
     run_training(config, RunFolder(folder), data, Display(), world, Request(**(how or {})))
+
+
+def count_what_is_sent(world: World, config: Config, folder: Path) -> None:
+    """Bytes of gradients that go to the other ranks, and forward passes, of every step."""
+    passes: list[int] = []
+    sizes: list[int] = []
+    of_gradients = copied = 0
+    share, loss_of, both = Trainer.share_gradients, Trainer.training_loss, Trainer.forward_backward
+    buckets: list[Tensor] = []
+
+    def kept(group: Any, bucket: Any) -> Any:
+        buckets.append(bucket.buffer())
+        return allreduce_hook(group, bucket)
+
+    kept.__annotations__.clear()  # DDP compares them with its own classes, and these are texts
+
+    def shared(self: Trainer) -> None:
+        share(self)
+        assert isinstance(self.parallel, DistributedDataParallel)
+        self.parallel.register_comm_hook(dist.group.WORLD, kept)
+
+    def counted(self: Trainer, batch: Batch) -> Tensor:
+        passes[-1] += 1
+        return loss_of(self, batch)
+
+    def watched(self: Trainer, batch: Batch) -> Tensor:
+        nonlocal of_gradients, copied
+        passes.append(0)
+        buckets.clear()
+        total = both(self, batch)
+        sizes.append(sum(one.nbytes for one in buckets))
+        sent = {one.untyped_storage().data_ptr() for one in buckets}
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        of_gradients = sum(grad.nbytes for grad in gradients)
+        copied += sum(grad.untyped_storage().data_ptr() not in sent for grad in gradients)
+        return total
+
+    Trainer.share_gradients = shared  # type: ignore[method-assign]
+    Trainer.training_loss = counted  # type: ignore[method-assign]
+    Trainer.forward_backward = watched  # type: ignore[method-assign]
+    train(world, config, folder / "run", {"warm_up": False})
+    found = {"passes": passes, "bytes": sizes, "of_gradients": of_gradients, "copied": copied}
+    (folder / f"sent-{world.rank}.json").write_text(json.dumps(found))
+    shutil.rmtree(folder / "run", ignore_errors=True)
 
 
 def spoil(world: World, rank: int, steps: set[int]) -> None:

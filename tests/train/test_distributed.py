@@ -33,38 +33,63 @@ def test_ranks_tell_each_other_numbers_and_texts(tmp_path: Path) -> None:
     on_ranks(3, jobs.talk, tmp_path, tmp_path)
 
 
-def test_one_two_and_four_ranks_have_the_same_loss_curve(tiny: Make, tmp_path: Path) -> None:
-    config = tiny("train.steps=30", "validation.every=10")
+# By recipe, how near losses on several ranks come to those on one. Muon is shared over the ranks,
+# and magnifies rounding where singular values are small.
+CLOSE = {"modern": 1e-4, "record-18": 2e-3, "best": 2e-3}
+FOUR = "model.layers=4"  # the fewest that these recipes have
+LONGER = (FOUR, "train.steps=12")
+
+
+@pytest.mark.parametrize("recipe", CLOSE)
+def test_one_two_and_four_ranks_have_the_same_loss_curve(
+    recipe: str, tiny: Make, tmp_path: Path
+) -> None:
+    config = tiny(FOUR, "train.steps=30", "validation.every=10", recipe=recipe)
     for size in (1, 2, 4):
         on_ranks(size, jobs.train, tmp_path, config, tmp_path / str(size))
         assert json.loads((tmp_path / f"{size}/summary.json").read_text())["world_size"] == size
     for size in (2, 4):
         for kind in ("train", "val"):
             expected = losses(tmp_path / "1", kind)
-            assert losses(tmp_path / str(size), kind) == pytest.approx(expected, abs=1e-4)
+            assert losses(tmp_path / str(size), kind) == pytest.approx(expected, abs=CLOSE[recipe])
     assert losses(tmp_path / "1")[-1] < losses(tmp_path / "1")[0] - 1
 
 
+@pytest.mark.parametrize("recipe", CLOSE)
 def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_by_four(
-    tiny: Make, tmp_path: Path
+    recipe: str, tiny: Make, tmp_path: Path
 ) -> None:
-    config, longer = tiny("schedule.cooldown=0"), tiny("schedule.cooldown=0", "train.steps=12")
-    on_ranks(1, jobs.train, tmp_path, longer, tmp_path / "whole")
+    config = tiny(*LONGER, recipe=recipe)
+    on_ranks(1, jobs.train, tmp_path, config, tmp_path / "whole")
     for size in (1, 4):
         folder = tmp_path / f"then-{size}"
-        on_ranks(2, jobs.train, tmp_path, config, folder)
-        on_ranks(size, jobs.train, tmp_path, longer, folder, {"resume": True})
-        assert losses(folder) == pytest.approx(losses(tmp_path / "whole"), abs=1e-4)
+        on_ranks(2, jobs.train, tmp_path, config, folder, {"stop_after": 8})
+        on_ranks(size, jobs.train, tmp_path, config, folder, {"resume": True})
+        assert losses(folder) == pytest.approx(losses(tmp_path / "whole"), abs=CLOSE[recipe])
 
 
-def test_two_ranks_resume_bit_for_bit(tiny: Make, tmp_path: Path) -> None:
-    config, longer = tiny("schedule.cooldown=0"), tiny("schedule.cooldown=0", "train.steps=12")
-    on_ranks(2, jobs.train, tmp_path, longer, tmp_path / "whole")
-    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "cut")
-    on_ranks(2, jobs.train, tmp_path, longer, tmp_path / "cut", {"resume": True})
+@pytest.mark.parametrize("recipe", CLOSE)
+def test_two_ranks_resume_bit_for_bit(recipe: str, tiny: Make, tmp_path: Path) -> None:
+    config = tiny(*LONGER, recipe=recipe)
+    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "whole")
+    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "cut", {"stop_after": 8})
+    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "cut", {"resume": True})
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert newest(tmp_path / "cut/checkpoints").step == 12
     assert same_bits(tensors(tmp_path / "cut"), tensors(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("recipe", ["modern", "record-18"])
+def test_gradients_are_sent_once_a_step(recipe: str, tiny: Make, tmp_path: Path) -> None:
+    """However many passes a step takes; and what is sent are the gradients themselves."""
+    for rows in (1, 2):  # of the two that each rank has
+        config = tiny(FOUR, f"machine.microbatch={rows}", recipe=recipe)
+        on_ranks(2, jobs.count_what_is_sent, tmp_path, config, tmp_path)
+        for rank in (0, 1):
+            sent = json.loads((tmp_path / f"sent-{rank}.json").read_text())
+            assert sent["passes"] == [2 // rows] * config.steps
+            assert sent["bytes"] == [sent["of_gradients"]] * config.steps
+            assert sent["copied"] == 0
 
 
 def test_validation_is_equal_for_one_two_and_three_ranks(tiny: Make, tmp_path: Path) -> None:
