@@ -199,8 +199,16 @@ def _say_result(config: Config, run: RunFolder, summary: Summary, sample_tokens:
         print(f"more text:  {command('sample', str(run.path), '--prompt', prompt)}")
     if summary.steps < config.steps:
         print(f"go on:      {on}")
-        print(f"            from step {summary.steps} to {config.steps}, bit for bit as if it had "
-              "not stopped")  # fmt: skip
+        exactly = "" if _on_a_gpu(config) else "bit for bit "
+        print(f"            from step {summary.steps} to {config.steps}, {exactly}as if it had not "
+              "stopped")  # fmt: skip
+
+
+def _on_a_gpu(config: Config) -> bool:
+    """Where sums may be taken in another order each time."""
+    from speedrun.train.build import choose_device
+
+    return choose_device(config.machine.device).type == "cuda"
 
 
 def _nothing_to_resume(config: Config, run: RunFolder) -> str:

@@ -163,6 +163,18 @@ def test_a_run_that_stopped_sooner_goes_on_by_the_line_it_printed(
     assert same_bits(tensors(folder), tensors(whole))
 
 
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_equal_bits_are_promised_on_a_cpu_alone(
+    tiny_dataset: Path, tmp_path: Path, on_a_gpu: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("speedrun.commands.train._on_a_gpu", lambda _: on_a_gpu)
+    words = [*TINY, f"data.dir={tiny_dataset}"]
+    train_command(request(overrides=words, folder=tmp_path / "run", stop_after=5))
+    promise = "as if it had not stopped" if on_a_gpu else "bit for bit as if it had not stopped"
+    assert f"from step 5 to 8, {promise}" in capsys.readouterr().out
+
+
 def test_lines_to_type_name_the_program_as_it_was_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
