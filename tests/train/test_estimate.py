@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -146,3 +148,15 @@ def test_a_limit_of_each_process_is_not_divided(monkeypatch: pytest.MonkeyPatch)
     assert [limit.amount // GIB for limit in memory_shares(16)] == [4, 8]
     assert memory_shares(16)[0].source == "a share of 16: all that this machine has"
     assert memory_shares()[0] == own
+
+
+@pytest.mark.parametrize("record", ["baseline", "record-03", "record-09", "record-11"])
+def test_a_gpus_memory_is_one_ranks_own(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks with a GPU of 80 GB each: a rank's 64 sequences are one pass, as published."""
+    gpu = SimpleNamespace(total_memory=79 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    [memory] = memory_of(World(0, 8, 8, torch.device("cuda", 0)))
+    assert (memory.amount, memory.each) == (79 * GIB, True)
+    config = resolve(record, "small").config
+    fits = sequences_that_fit(config, 50_257, memory.amount, torch.bfloat16.itemsize)
+    assert config.microbatches(8, fits) == 1
