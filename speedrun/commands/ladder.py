@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from speedrun.commands.optimizers import document
+from speedrun.commands.optimizers import TRACKS, document
 from speedrun.commands.rungs import (
     beaten,
     crossing_text,
@@ -26,7 +26,6 @@ from speedrun.science.spread import Spread, measure_spread, pooled, read_spread
 from speedrun.terminal.console import print_table
 
 say = partial(print, flush=True)
-TRACKS = ("optimizer", "optimizer-prose")
 TRIALS = 20  # in which each entry is tuned
 SEEDS = 5  # of each length that counts
 

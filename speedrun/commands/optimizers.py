@@ -22,6 +22,7 @@ from speedrun.commands.rungs import (
     seconds_text,
     state_text,
 )
+from speedrun.config.files import optimizers
 from speedrun.science.compare import shares_within
 from speedrun.science.rungs import Ladder, Result, Verdicts
 from speedrun.science.spread import Spread
@@ -29,6 +30,7 @@ from speedrun.science.tune import FURTHER_SEEDS, MOMENTA, RATES
 from speedrun.terminal.console import printable
 
 WIDTH = 98
+TRACKS = ("optimizer", "optimizer-prose")
 FACTORS = (1.05, 1.1, 1.2, 1.5, 2.0)  # of the profile's table; below them all is chance
 # Steps to a loss of 3.28 with 0.1 billion parameters on the public optimizer track of the NanoGPT
 # speedrun, by what our entries are nearest to; its Adam is called undertuned there.
@@ -146,7 +148,7 @@ def document(tables: Sequence[Ladder], spreads: Sequence[Spread], picture: Path 
         grid=tables[0].grid - 1, rival=rival, sigma=_measured(spreads), tuning=_searched(tables[0])
     )
     parts = ["# Optimizers, raced", _reflowed(ABOUT.format(tuned=_tuned(tables)))]
-    parts += [_table(verdicts), about]
+    parts += [_table(verdicts), *_missing(tables), about]
     parts += [_rule(found) for found in verdicts]
     parts += ["## Near the best everywhere", *_profile(verdicts, picture)]
     parts += ["## Crossings", *(part for found in verdicts for part in _crossings(found))]
@@ -184,6 +186,22 @@ def _searched(table: Ladder) -> str:
         f"the head's from 1/{head} to {head} times, and the momentum, or first beta, from {low:g} "
         f"to {high:g}, where its recipe states one."
     )
+
+
+def _missing(tables: Sequence[Ladder]) -> list[str]:
+    """Which rows of the whole table are not here, where some of it is."""
+    made = {table.track: {rung.recipe for rung in table.rungs} for table in tables}
+    if not made.keys() & {*TRACKS}:
+        return []
+    lacking = {track: [one for one in optimizers() if one not in made.get(track, ())]
+               for track in TRACKS}  # fmt: skip
+    said = [
+        f"{', '.join(f'`{one}`' for one in names) if track in made else 'every entry'} on `{track}`"
+        for track, names in lacking.items() if names
+    ]  # fmt: skip
+    if not said:
+        return []
+    return [_wrapped(f"Of the whole table these rows are not made yet: {'; '.join(said)}.")]
 
 
 def numbers_of(verdicts: Sequence[Verdicts]) -> dict[str, int]:

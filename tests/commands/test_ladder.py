@@ -20,8 +20,9 @@ from speedrun.commands.ladder import (
     read_tables,
     write_document,
 )
-from speedrun.commands.optimizers import document, profile
+from speedrun.commands.optimizers import TRACKS, document, profile
 from speedrun.commands.rungs import beaten
+from speedrun.config.files import optimizers
 from speedrun.errors import ConfigError, SpeedrunError
 from speedrun.science.climb import other_tuning
 from speedrun.science.compare import Row
@@ -139,6 +140,16 @@ def test_the_profile_counts_cases_within_a_factor_of_the_best() -> None:
     assert factors[:5] == pytest.approx([1.0] * 5, abs=0.02)
     assert factors[5:] == pytest.approx([400 / 300] * 5, rel=0.05)
     assert [factor for factor, _ in found["muon"]][5:] == pytest.approx([1.05] * 5, rel=0.03)
+
+
+def test_a_page_says_which_rows_it_lacks() -> None:
+    names = optimizers()
+    code = table("optimizer", **dict.fromkeys(names[1:], 400.0))
+    text = " ".join(document([code], [], None).split())
+    assert f"not made yet: `{names[0]}` on `optimizer`; every entry on `optimizer-prose`." in text
+    every = [table(track, **dict.fromkeys(names, 400.0)) for track in TRACKS]
+    assert "not made yet" not in document(every, [], None)
+    assert "not made yet" not in document([table("mine", adamw=400.0)], [], None), "one's own track"
 
 
 def test_rows_that_are_beaten_are_named_in_short() -> None:
