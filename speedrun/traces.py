@@ -13,6 +13,7 @@ import hashlib
 import random
 import re
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
@@ -49,7 +50,19 @@ def trace(value: object, known: Mapping[int, str] | None = None) -> str:
 
 
 def holds_data(value: object) -> bool:
-    """Whether there may be state in a value: one made late would have to be brought back."""
+    """Whether there may be state in a value: one made late would have to be brought back.
+
+    Of a function, what it has around it and its defaults; those that torch makes are torch's own.
+    """
+    if isinstance(value, threading.local):
+        return True
+    if isinstance(value, FunctionType):
+        if (value.__module__ or "").partition(".")[0] in LEFT_ALONE:
+            return False
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return any(isinstance(one, DATA) for one in (*defaults, *contents(value)))
+    if isinstance(value, functools.partial):
+        return any(isinstance(one, DATA) for one in (*value.args, *value.keywords.values()))
     is_code = callable(value) or isinstance(value, ModuleType)
     return not is_code and not _left_alone(type(value))
 
@@ -74,6 +87,13 @@ def outside_of(made: object, defines: frozenset[str]) -> dict[str, object]:
                 if not name.startswith("__") and (own or isinstance(value, DATA)):
                     found[f"{place.rpartition('.')[2]}.{name}"] = value
     return found
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    flat = tensor.contiguous().reshape(-1)
+    if flat.numel() == 1:  # its stride may be 0, and is taken for contiguous all the same
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def attributes_of(value: object) -> dict[str, Any]:
@@ -136,8 +156,7 @@ class _Tracer:
     def _parts(self, value: Any) -> Iterator[Any]:
         if isinstance(value, Tensor):
             yield f"{value.dtype} {tuple(value.shape)}"
-            flat = value.detach().cpu().contiguous().reshape(-1)
-            yield flat.view(torch.uint8).numpy().tobytes()
+            yield as_bytes(value.detach().cpu()).numpy().tobytes()
         elif isinstance(value, torch.Generator):
             yield value.get_state()
         elif isinstance(value, random.Random):

@@ -181,6 +181,7 @@ class CombinedOptimizer(SlotOptimizer):
         self._steps = 0  # the steps after a checkpoint are watched, too
         found = super().export_state()
         for foreign in self.foreign:
+            foreign.watch_outside()
             found |= {k: t.detach().to("cpu", copy=True) for k, t in foreign.state().items()}
         return found
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import array
 import ctypes
+import functools
 import itertools
 import sys
 import threading
+import time
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -308,7 +310,128 @@ def around(params: Any, lr: float = 0.01) -> torch.optim.Optimizer:
     return made
 
 
-GOOD = (OnTensor, InSlots, ByColumns, Pointers, StepHook, Remembered, around)
+class TwoNames(Toy):
+    """What no tree has, under two names and twice in a list."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.one = self.other = torch.sign
+        self.both = [threading.Lock()] * 2
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        return self.one(super().direction(weight, group))
+
+
+class OneNumber(Toy):
+    """Its stride is 0, and so is that of a number in numpy."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        found = super().direction(weight, group)
+        norm = found.norm().expand(1)
+        mean = self.state[weight].setdefault("mean", norm)
+        self.state[weight]["mean"] = (0.9 * mean[0] + 0.1 * norm[0]).expand(1)
+        self.state[weight]["rates"] = np.repeat(0.1 * float(norm), 1)
+        found /= self.state[weight]["mean"] + self.state[weight]["rates"][0]
+        return found
+
+
+class Patient(Toy):
+    """Every 16th step moves the weights, by the mean of all gradients since."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        state = self.state[weight]
+        state["seen"] = state.get("seen", 0) + 1
+        state["sum"] = state.get("sum", 0) + super().direction(weight, group)
+        if state["seen"] % 16:
+            return torch.zeros_like(weight)
+        mean: Tensor = state.pop("sum") / 16
+        return mean
+
+
+GOOD = (
+    TwoNames,
+    OneNumber,
+    Patient,
+    OnTensor,
+    InSlots,
+    ByColumns,
+    Pointers,
+    StepHook,
+    Remembered,
+    around,
+)
+
+
+class Clock(Toy):
+    """Of no use to any weight."""
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.told = {"at": time.perf_counter()}
+        return super().direction(weight, group)
+
+
+class Ordered(Toy):
+    """The order of a set is that of its memory."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.seen: set[int] = set()
+
+    def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
+        self.seen.add(8 * (7 - len(self.seen)) if len(self.seen) < 7 else 0)
+        first = next(iter(self.seen))
+        return super().direction(weight, group) * (1 + first)
+
+
+class Anchored(Toy):
+    """What is made late enough, no trial sees."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, lr)
+        self.steps = 0
+
+    def keep(self, weights: dict[int, Tensor]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        if self.steps == 30:
+            weights = [p for group in self.param_groups for p in group["params"]]
+            self.keep({id(p): p.clone() for p in weights})
+        super().step()
+
+
+class InALambda(Anchored):
+    def keep(self, weights: dict[int, Tensor]) -> None:
+        self.anchor = lambda p, held=weights: held[id(p)]
+
+
+class InAPartial(Anchored):
+    def keep(self, weights: dict[int, Tensor]) -> None:
+        self.anchor = functools.partial(dict.get, weights)
+
+
+class InAThread(Anchored):
+    def keep(self, weights: dict[int, Tensor]) -> None:
+        self.mine = threading.local()
+        self.mine.held = weights
+
+
+HELD: dict[int, Tensor] = {}
+
+
+class InTheModule(Anchored):
+    def keep(self, weights: dict[int, Tensor]) -> None:
+        HELD.update(weights)
+
+
+LATE: dict[type[Toy], str] = {
+    InALambda: "its anchor is a function that was made in a step",
+    InAPartial: r"its anchor/func is a method_descriptor that was made in a step",
+    InAThread: "its mine is a _local that was made in a step",
+    InTheModule: r"changes nasty\.HELD from step to step",
+}
 CHANGES = "that changes from step to step"
 REFUSED: ClassVar[dict[type[Toy], str]] = {  # type: ignore[misc]
     HookStep: r"makes of parameter up\.weight, .*with 1 hooks into the backward pass",
@@ -329,5 +452,7 @@ REFUSED: ClassVar[dict[type[Toy], str]] = {  # type: ignore[misc]
     Huge: "cannot be saved exactly: ValueError: Exceeds the limit",
     Denormal: r"calls torch\.backends\.mkldnn\.enabled in a step, which changes how the model",
     InList: r"its up\.weight:f is a function that was made in a step",
+    Clock: "does not come back exactly: its told/at differs after more steps",
+    Ordered: "or it is the order of a set or memory that an array shares with a tensor",
     Namesake: f"its counter is a Counter {CHANGES}",
 }

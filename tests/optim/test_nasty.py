@@ -23,6 +23,23 @@ def test_it_is_refused_for_what_it_does(toy: type[Toy]) -> None:
     assert torch.backends.mkldnn.enabled
 
 
+@pytest.mark.parametrize("toy", nasty.LATE, ids=lambda toy: toy.__name__)
+def test_what_was_made_late_is_refused_when_it_is_to_be_saved(toy: type[Toy]) -> None:
+    net = Net()
+    optimizer = combined(net, hidden=own(toy))
+    train(net, optimizer, range(20))
+    optimizer.export_state()
+    train(net, optimizer, range(20, 35))
+    with pytest.raises(OptimError, match=nasty.LATE[toy]):
+        optimizer.export_state()
+    nasty.HELD.clear()
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_rate_of_zero_is_no_fault(make: type[torch.optim.Optimizer]) -> None:
+    combined(Net(), hidden=own(make, lr=0.0))
+
+
 @pytest.mark.parametrize("toy", nasty.GOOD, ids=lambda toy: toy.__name__)
 def test_it_comes_back_to_the_bit(toy: type[Toy]) -> None:
     straight, parted = Net(), Net()

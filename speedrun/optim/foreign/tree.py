@@ -115,6 +115,25 @@ def tensor_keys(tree: Node) -> Iterator[str]:
         yield from tensor_keys(node)
 
 
+def where_apart(left: Node, right: Node, path: str = "") -> str:
+    """The path of the first thing in which two trees differ."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key, held in left.items():
+            if held != right.get(key):
+                inside = "is" in left and key == "of"
+                return where_apart(held, right.get(key), path if inside else f"{path}.{key}")
+    elif isinstance(left, list) and isinstance(right, list):
+        for number, (one, other) in enumerate(zip(left, right, strict=False)):
+            if one == other:
+                continue
+            of_mapping = isinstance(one, list) and isinstance(other, list) and one[0] == other[0]
+            if not of_mapping:
+                return where_apart(one, other, f"{path}/{number}")
+            key = one[0].get("name", number) if isinstance(one[0], dict) else one[0]
+            return where_apart(one[1], other[1], f"{path}/{key}")
+    return path.lstrip(".")
+
+
 def found_by_name(name: str) -> Any:
     """What a loaded module holds under 'module:name'; None if nothing."""
     module, _, qualname = name.partition(":")
@@ -137,6 +156,7 @@ class _Writer:
         self._ids = {id(param): name for name, param in owner.params.items()}
         self._memory = {p.untyped_storage()._cdata: name for name, p in owner.params.items()}
         self._numbers: dict[int, int] = {}
+        self._left: set[int] = set()  # what is left as the constructor makes it
         self._alive: list[object] = []  # so that no id is used twice
         self._found: list[tuple[Tensor, dict[str, Node], str]] = []
 
@@ -170,6 +190,9 @@ class _Writer:
             return simple
         if id(value) in self._ids:
             return {"is": "param", "name": self._ids[id(value)]}
+        if id(value) in self._left:
+            self.kept[path] = value
+            return KEPT
         if id(value) in self._numbers:
             return {"is": "same", "as": self._numbers[id(value)]}
         at = self.number(value)
@@ -183,6 +206,7 @@ class _Writer:
         if isinstance(of, Iterator | AsyncIterator):
             what = f"a {type(of).__name__}, of which nobody can tell its place"
             raise self.owner.refuse(path, what)
+        self._left.add(id(value))
         self.kept[path] = value
         return KEPT
 
@@ -236,7 +260,8 @@ class _Writer:
 
     def _object(self, value: Any, path: str) -> Node:
         cls, owner = type(value), self.owner
-        if isinstance(value, MethodType) and id(value.__self__) in self._numbers:
+        of_written = isinstance(value, MethodType) and id(value.__self__) not in self._left
+        if of_written and id(value.__self__) in self._numbers:
             return {"is": "method", "of": self._numbers[id(value.__self__)], "name": value.__name__}
         if isinstance(value, type | FunctionType):
             inside = owner.defines(str(value.__module__))
@@ -252,7 +277,7 @@ class _Writer:
             return {"is": "function", "name": value.__qualname__, "of": around}
         if cls is functools.partial:
             parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
-            made_of = {name: self.node(part, f"{path}.{name}") for name, part in parts.items()}
+            made_of = {name: self.node(part, f"{path}/{name}") for name, part in parts.items()}
             return {"is": "partial", "of": made_of}
         if not owner.may_hold(cls) or found_by_name(name_of(cls)) is not cls:
             return None

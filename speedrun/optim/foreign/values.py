@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from speedrun.traces import as_bytes
+
 # As safetensors writes them; others are written as bytes.
 NATURAL = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -53,10 +55,6 @@ def form_of(param: Tensor) -> str:
         f"{'' if param.requires_grad else ', without gradient'}"
         f"{f', with {hooks} hooks into the backward pass' if hooks else ''}"
     )
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:

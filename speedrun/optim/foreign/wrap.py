@@ -33,10 +33,10 @@ from speedrun.optim.foreign.compiler import without_compiler
 from speedrun.optim.foreign.make import Members, Use, construct, for_groups
 from speedrun.optim.foreign.tree import Owner, Written, tensor_keys, write
 from speedrun.optim.foreign.untree import read
-from speedrun.optim.foreign.values import as_bytes, form_of, same_bits
+from speedrun.optim.foreign.values import form_of, same_bits
 from speedrun.settings import settings_kept
 from speedrun.streams import Streams
-from speedrun.traces import holds_data, outside_of, trace
+from speedrun.traces import as_bytes, holds_data, outside_of, trace
 
 GRAPH_WORDS = ("create_graph", "grad_fn", "does not require grad", "retain_graph")
 
