@@ -91,8 +91,8 @@ def outside_of(made: object, defines: frozenset[str]) -> dict[str, object]:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     flat = tensor.contiguous().reshape(-1)
-    if flat.numel() == 1:  # its stride may be 0, and is taken for contiguous all the same
-        flat = flat.clone(memory_format=torch.contiguous_format)
+    if flat.numel() < 2:  # its stride may be 0, and is taken for contiguous all the same
+        flat = flat.new_empty(flat.numel()).copy_(flat)
     return flat.view(torch.uint8)
 
 

@@ -323,7 +323,7 @@ class TwoNames(Toy):
 
 
 class OneNumber(Toy):
-    """Its stride is 0, and so is that of a number in numpy."""
+    """Its stride is 0, and that of none may be, too."""
 
     def direction(self, weight: Tensor, group: dict[str, Any]) -> Tensor:
         found = super().direction(weight, group)
@@ -331,6 +331,7 @@ class OneNumber(Toy):
         mean = self.state[weight].setdefault("mean", norm)
         self.state[weight]["mean"] = (0.9 * mean[0] + 0.1 * norm[0]).expand(1)
         self.state[weight]["rates"] = np.repeat(0.1 * float(norm), 1)
+        self.state[weight]["none"] = np.repeat(0.1, 0)
         found /= self.state[weight]["mean"] + self.state[weight]["rates"][0]
         return found
 

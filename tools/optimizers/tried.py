@@ -43,7 +43,8 @@ MODULES = (
     "kron_torch", "adam_mini", "galore_torch", "apollo_torch", "fira", "lomo_optim", "rose_opt",
     "tadam", "ranger_adabelief", "bitsandbytes.optim", "torchao.optim", "adabound", "adamod",
     "dowg", "fairscale.optim", "geoopt.optim", "ivon", "muon_fsdp2", "pytorch_ranger",
-    "q_galore_torch", "qhoptim.pyt", "sophia_opt",
+    "q_galore_torch", "qhoptim.pyt", "sophia_opt", "adv_optm", "adam_atan2_pytorch",
+    "grokfast_pytorch", "adas",
 )  # fmt: skip
 SHAPES = {"mlp.up": (768, 192), "mlp.down": (192, 768), "attention.out": (192, 192)}
 SECONDS = 300  # for one class: some compile
