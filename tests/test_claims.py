@@ -32,8 +32,9 @@ from speedrun.science.sequential import decide
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "CLAIMS.md"
 README = DOCS.parent / "README.md"
-# Tables of the ladder have a page of their own (tests/commands/test_ladder.py).
-SHOWN = (path for path in (DOCS / "results").glob("*.json") if "ladder" not in path.name)
+# What the ladder made has a page of its own (tests/commands/test_ladder.py).
+LADDER = ("ladder-", "spread-")
+SHOWN = (path for path in (DOCS / "results").glob("*.json") if not path.name.startswith(LADDER))
 RESULTS = [COMMITTED, *sorted(SHOWN)]
 
 
