@@ -37,9 +37,11 @@ from speedrun.science.rungs import (
     file_of,
     read_ladder,
 )
+from speedrun.science.spread import read_spread, stated_sigma
 
 DOCS = Path(__file__).parents[2] / "docs"
 FILES = sorted((DOCS / "results").glob("ladder-*.json"))
+SPREADS = sorted((DOCS / "results").glob("spread-*.json"))
 PICTURE = Path("pictures/optimizers.svg")
 
 
@@ -186,6 +188,20 @@ def test_the_page_of_the_documents_is_that_of_the_results() -> None:
     results = DOCS / "results"
     made = document(read_tables(results), read_spreads(results), PICTURE)
     assert (DOCS / "OPTIMIZERS.md").read_text() == made
+
+
+@pytest.mark.parametrize("path", [*FILES, *SPREADS], ids=lambda path: path.name)
+def test_a_file_of_the_documents_is_written_as_it_was(path: Path, tmp_path: Path) -> None:
+    found = read_ladder(path) if path in FILES else read_spread(path)
+    found.write(tmp_path / path.name)
+    assert json.loads((tmp_path / path.name).read_text()) == json.loads(path.read_text())
+
+
+def test_a_track_states_what_was_measured_on_it() -> None:
+    for path in SPREADS:
+        found = read_spread(path)
+        assert found.sigma is not None
+        assert f"{found.sigma.value:.4f}" == f"{stated_sigma(found.track):.4f}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -13,9 +13,10 @@ from speedrun.science.results import Ablation, Effect, Race, read_result
 from tests.report.made import made_tuning
 
 ROOT = Path(__file__).parent.parent.parent
+OTHERS = ("bench", "ladder", "spread")  # which have readers of their own
 RESULTS = [
     ROOT / "speedrun/science/race.json",
-    *(path for path in (ROOT / "docs/results").glob("*.json") if "bench" not in path.name),
+    *(path for path in (ROOT / "docs/results").glob("*.json") if not path.name.startswith(OTHERS)),
 ]
 
 
