@@ -12,6 +12,7 @@ from tools.pictures.svg import WIDTH, Drawing
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
 LEFT, RIGHT, TOP, ROW = 176.0, WIDTH - 40.0, 112.0, 34.0
+LABEL = 48.0  # of an axis takes so much room
 TICKS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 4.0)
 
 
@@ -45,11 +46,13 @@ def drawn(found: list[Ladder]) -> str:
     def x_of(factor: float) -> float:
         return LEFT + (RIGHT - LEFT) * math.log(factor) / math.log(most)
 
+    written = -math.inf
     for tick in TICKS:
-        if tick <= most:
-            picture.line([(x_of(tick), TOP - 14), (x_of(tick), bottom)], "grid")
-            picture.text(x_of(tick), bottom + 22, f"x {tick:g}", size=13, anchor="middle",
-                         fill="soft")  # fmt: skip
+        x = x_of(tick)
+        if tick <= most and x >= written + LABEL:
+            picture.line([(x, TOP - 14), (x, bottom)], "grid")
+            picture.text(x, bottom + 22, f"x {tick:g}", size=13, anchor="middle", fill="soft")
+            written = x
     picture.text((LEFT + RIGHT) / 2, bottom + 46, "steps to the target over those of the best",
                  size=13, anchor="middle", fill="soft")  # fmt: skip
     for number, (name, points) in enumerate(rows.items()):
