@@ -29,7 +29,7 @@ def plan_command(
     as_json: bool,
 ) -> None:
     node = Node.parse(on)
-    config, vocab_size, _ = _read(recipe, track, overrides)
+    config, vocab_size = _read(recipe, track, overrides)
     shares = fitted() if leave_out is None else _without(leave_out)
     found = plan(config, vocab_size, node, shares)
     if as_json:
@@ -44,9 +44,10 @@ def plan_command(
         print(_what_would_fit(recipe, track, overrides, node, shares))
 
 
-def _read(recipe: str, track: str, overrides: Sequence[str]) -> tuple[Config, int, list[str]]:
-    fitted_to_text, vocab_size, notes = before_it_is_built(resolve(recipe, track, overrides))
-    return fitted_to_text.config, vocab_size, notes
+def _read(recipe: str, track: str, overrides: Sequence[str]) -> tuple[Config, int]:
+    """The config and its vocabulary, for which no dataset need be there."""
+    fitted_to_text, vocab_size, _ = before_it_is_built(resolve(recipe, track, overrides))
+    return fitted_to_text.config, vocab_size
 
 
 def _without(record: int) -> Shares:
@@ -130,7 +131,7 @@ def _what_would_fit(
     while (length := length // 2) >= SHORTEST:
         words = [*overrides, f"batch.length={length}"]
         try:
-            config, vocab_size, _ = _read(recipe, track, words)
+            config, vocab_size = _read(recipe, track, words)
             found = plan(config, vocab_size, node, shares)
         except ConfigError:
             continue  # a window that is longer, say

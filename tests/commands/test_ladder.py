@@ -183,7 +183,6 @@ def test_the_document_is_made_of_the_files_alone(
         write_document(tmp_path / "nowhere", page)
 
 
-@pytest.mark.skipif(not FILES, reason="NOT TESTED: no rows are made yet")
 def test_the_page_of_the_documents_is_that_of_the_results() -> None:
     results = DOCS / "results"
     made = document(read_tables(results), read_spreads(results), PICTURE)
