@@ -6,7 +6,7 @@ ARGS ?=
 SECONDS ?= 60
 SEED ?= 0
 
-.PHONY: setup run test integration fuzz docs pictures dist lint lint-page bench clean
+.PHONY: setup run test gpu integration fuzz docs pictures dist lint lint-page bench clean
 
 setup: .venv/ready
 
@@ -40,8 +40,12 @@ run: setup
 test: .venv/ready-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/integration $(ARGS)
 
+# What needs a GPU, where there is one; all other tests are not shown it.
+gpu: .venv/ready-test
+	SPEEDRUN_GPU=1 $(BIN)/pytest -m gpu tests/integration $(ARGS)
+
 # Tests that take both cores without asking for one alone.
-SHARED := $(patsubst %,tests/integration/test_%.py,documented_commands foreign_optimizers error_rates)
+SHARED := $(patsubst %,tests/integration/test_%.py,documented_commands foreign_optimizers error_rates rehearsal)
 
 # Every command of the documents, and their site; heavy packages that nothing else needs, in folders of their own; exports and the server
 # as others use them, in environments without this package; the kernels under sanitizers and as every compiler here builds

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from speedrun.bench.attention import HEADS, sparse_round
 from speedrun.bench.step import nano_config, nano_trainer
@@ -29,7 +26,6 @@ from speedrun.config.resolve import resolve
 from speedrun.data.loader import Loader
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.model.gpt import GPT
-from speedrun.optim.buckets import all_gather
 from speedrun.optim.build import build_optimizer
 from speedrun.optim.muon import Muon
 from speedrun.train.trainer import Trainer
@@ -65,18 +61,14 @@ def _rank(rank: int, meeting: Path, turns: int) -> float:
         for parameter in group["params"]:
             parameter.grad = torch.randn_like(parameter)
 
-    def wait(received: Tensor, sent: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
-        work = all_gather(received, sent, group)
-        work.wait()
-        return work
-
-    def seconds(gather: Callable[..., dist.Work]) -> float:
+    def seconds(*, overlap: bool) -> float:
+        for group in optimizer.param_groups:
+            group["overlap"] = overlap
         dist.barrier()
-        with mock.patch("speedrun.optim.muon.all_gather", gather):
-            return seconds_of(optimizer.step)
+        return seconds_of(optimizer.step)
 
-    seconds(all_gather)
-    ratios = [seconds(wait) / seconds(all_gather) for _ in range(turns)]
+    seconds(overlap=True)
+    ratios = [seconds(overlap=False) / seconds(overlap=True) for _ in range(turns)]
     dist.barrier()
     dist.destroy_process_group()
     return median(ratios)

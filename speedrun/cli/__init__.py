@@ -97,6 +97,7 @@ def _data(context: typer.Context) -> None:
 
 @app.command(epilog="Example:  speedrun train best --track nano --seed 1 model.layers=6")
 def train(
+    context: typer.Context,
     recipe: Annotated[
         str,
         typer.Argument(
@@ -142,6 +143,12 @@ def train(
     sample_tokens: Annotated[
         int, typer.Option(help="Tokens of text to write at the end; 0: none.", min=0)
     ] = 120,
+    rehearse: Annotated[
+        str,
+        typer.Option(
+            help="cuda: try out in short runs what GPUs would be given; track: pico, if not named."
+        ),
+    ] = "",
 ) -> None:
     """Train a model: RECIPE says how, --track says on what.
 
@@ -152,27 +159,32 @@ def train(
     from speedrun.commands.train import train_command
     from speedrun.train.request import Interval, Request, parse_seconds
 
-    train_command(
-        Request(
-            recipe=recipe,
-            overrides=overrides or [],
-            track=track,
-            folder=run,
-            seed=seed,
-            steps=steps,
-            resume=resume,
-            force=force,
-            dry_run=dry_run,
-            sample_tokens=sample_tokens,
-            checkpoint_every=Interval.parse(checkpoint_every),
-            keep=keep,
-            time_limit=parse_seconds(time_limit, "--time-limit") if time_limit else None,
-            stop_after=stop_after,
-            log=tuple(log or ()),
-            ranks=ranks,
-            max_restarts=max_restarts,
-        )
+    request = Request(
+        recipe=recipe,
+        overrides=overrides or [],
+        track=track,
+        folder=run,
+        seed=seed,
+        steps=steps,
+        resume=resume,
+        force=force,
+        dry_run=dry_run,
+        sample_tokens=sample_tokens,
+        checkpoint_every=Interval.parse(checkpoint_every),
+        keep=keep,
+        time_limit=parse_seconds(time_limit, "--time-limit") if time_limit else None,
+        stop_after=stop_after,
+        log=tuple(log or ()),
+        ranks=ranks,
+        max_restarts=max_restarts,
     )
+    if rehearse:
+        from speedrun.commands.rehearse import rehearse_command
+
+        source = context.get_parameter_source("track")
+        named = source is not None and source.name != "DEFAULT"
+        raise typer.Exit(rehearse_command(request, rehearse, track if named else None))
+    train_command(request)
 
 
 def _add_file_verbs(group: typer.Typer, kind: Kind) -> None:

@@ -121,6 +121,11 @@ class ModelConfig(Section):
     softcap: Annotated[NonNegative, Technique("softcap", off=0.0)] = Field(
         0.0, description="logits are c tanh(z/c); 0: no cap"
     )
+    stream: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="numbers of tables and of what goes from layer to layer on a machine that "
+        "multiplies in bf16; one that multiplies in fp32 has fp32 here, too",
+    )
 
     @property
     def size_of_head(self) -> int:

@@ -27,6 +27,7 @@ MATRIX_TABLES = {"adamw": "hidden", "muon": "muon", "own": "hidden"}
 Betas = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 POLAR_EXPRESS_LENGTH = 5  # its polynomials are made as a set, each for what the last leaves over
 NamedCoefficients = Literal["classic", "polar_express"]
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 class UpdateOptions(Section):
@@ -83,6 +84,11 @@ class MuonOptions(UpdateOptions):
     )
     iterations: Count = Field(
         5, validate_default=True, description="rounds of the orthogonalisation"
+    )
+    dtype: Precision = Field(
+        "auto",
+        description="numbers of the orthogonalisation and of the updates that ranks send; auto: "
+        "bf16 on GPUs, fp32 on CPUs",
     )
     split_qkv: bool = Field(False, description="orthogonalise q, k and v of a fused matrix apart")
     heads_together: Annotated[Amount, Technique("Muon by heads", off=0)] = Field(

@@ -41,6 +41,7 @@ def _as_list(value: Any) -> Any:
 Names = Annotated[tuple[Text, ...], Field(strict=False), BeforeValidator(_as_list)]
 Length = Annotated[int, Field(ge=1, le=2**24)]
 Threads = Annotated[int, Field(ge=0, le=1024)]
+Prefetch = Annotated[int, Field(ge=0, le=64)]
 
 
 class ScheduleConfig(Section):
@@ -132,14 +133,20 @@ class TrainConfig(Section):
 
 
 class MachineConfig(Section):
-    """What a run runs on. None of it is raced: results differ by rounding at most."""
+    """What a run runs on, and how. Results differ by rounding at most, seconds may by much.
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="what computes; auto: cuda if present"
+    The last five are what landmark records gained time by; switched off, they can be raced.
+    """
+
+    device: Literal["auto", "cpu", "cuda", "rehearsal"] = Field(
+        "auto",
+        description="what computes; auto: cuda if present; rehearsal: what a GPU would be given, "
+        "on the CPU and slowly",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
-        description="numbers of activations and tables; matrices stay fp32; auto: bf16 on CUDA",
+        description="numbers of products, and of the stream if model.stream is bf16; matrices stay "
+        "fp32; auto: bf16 on CUDA",
     )
     attention: Literal["auto", "flex", "blocks", "dense"] = Field(
         "auto", description="what computes attention; auto: flex on CUDA, blocks on CPU"
@@ -147,12 +154,36 @@ class MachineConfig(Section):
     compile: Literal["auto", "none", "block", "model"] = Field(
         "auto", description="for torch.compile: a block, reused by all, or the model; auto: on CUDA"
     )
+    guards: Literal["auto", "all", "few"] = Field(
+        "auto",
+        description="what compiled code checks before every pass; few: only what tells training "
+        "from validation, once both are compiled; auto: few on CUDA without code of one's own",
+    )
     microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
     threads: Threads = Field(
         0, description="CPU threads; 0: all cores, or OMP_NUM_THREADS where that is less"
     )
     jobs: Count = Field(
         1, description="runs that share the machine at a time, its cores and memory divided by them"
+    )
+    bucket_views: bool = Field(
+        True, description="ranks send gradients from where the backward puts them; off: a copy"
+    )
+    overlap_gathers: bool = Field(
+        True,
+        description="Muon's updates travel between ranks while the next are computed; off: each is "
+        "waited for",
+    )
+    full_blocks: bool = Field(
+        True,
+        description="FlexAttention looks at pairs of tokens only in blocks that are seen in part; "
+        "off: in all blocks",
+    )
+    pinned: bool = Field(
+        True, description="batches lie in memory that a GPU copies from by itself; off: it waits"
+    )
+    prefetch: Prefetch = Field(
+        2, description="batches made ahead, and a shard read ahead; 0: when they are asked for"
     )
 
 

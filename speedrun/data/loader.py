@@ -7,7 +7,8 @@ change shard together and tokens short of a whole batch at a shard's end are lef
 100 million at 524,288 a batch, which is the rule of record 18.
 
 Two threads keep ahead of the consumer. The reader loads the next shard while the current one is in
-use; the builder keeps PREFETCH batches ready, in pinned memory when they go to a GPU.
+use; the builder keeps `prefetch` batches ready, in pinned memory when they go to a GPU. Shards need
+not be pinned: the GPU copies from batches, which are made of the shard's two-byte tokens here.
 
 Shapes: n rows of this rank, T time.
 """
@@ -150,6 +151,8 @@ class Loader:
         device: str | torch.device = "cpu",
         start: int = 0,
         keep_bytes: int = KEEP_BYTES,
+        prefetch: int = PREFETCH,
+        pinned: bool = True,
     ) -> None:
         self.position = start
         self.wait_seconds = 0.0
@@ -157,6 +160,8 @@ class Loader:
         self._first, self._stride = rank * self._n, world * self._n
         self._seq_len, self._vocab_size, self._eot = seq_len, vocab_size, eot
         self._device = torch.device(device)
+        self._pinned = pinned and self._device.type == "cuda"
+        self._prefetch = prefetch
         self._paths, self._counts = split.paths, split.counts
         self.schedule = BatchOrder(split.counts, batch_tokens, seed, order)
         self.batches_per_epoch = self.schedule.batches_per_epoch
@@ -178,18 +183,19 @@ class Loader:
         # The first shard is read here, so that a bad id in it is an error before training starts.
         self._visit(self.schedule.locate(start)[0])
         self._ready: deque[Future[Batch]] = deque()
-        self._fill()
+        self._fill(prefetch)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
         begun = time.perf_counter()
+        self._fill(1)
         batch = self._ready[0].result()  # a failed batch stays at the front and fails again
         self.wait_seconds += time.perf_counter() - begun
         self._ready.popleft()
         self.position += 1
-        self._fill()
+        self._fill(self._prefetch)
         return batch.to(self._device)
 
     def __enter__(self) -> Self:
@@ -199,8 +205,8 @@ class Loader:
         for pool in (self._builder, self._reader):
             pool.shutdown(cancel_futures=True)
 
-    def _fill(self) -> None:
-        while len(self._ready) < PREFETCH:
+    def _fill(self, ahead: int) -> None:
+        while len(self._ready) < ahead:
             step = self.position + len(self._ready)
             self._ready.append(self._builder.submit(self._build, step))
 
@@ -210,12 +216,12 @@ class Loader:
         first = batch * self._stride + self._first
         mine = slice(first, first + self._n)
         chosen = rows[mine] if order is None else rows[order[mine]]
-        return make_batch(chosen, self._eot, pinned=self._device.type == "cuda")
+        return make_batch(chosen, self._eot, pinned=self._pinned)
 
     def _visit(self, visit: int) -> Visit:
         """A visit, with the one after it under way; visits are asked for in order."""
         self._visits.pop(visit - 1, None)
-        for wanted in (visit, visit + 1):
+        for wanted in (visit, visit + 1) if self._prefetch else (visit,):
             if wanted not in self._visits:
                 self._visits[wanted] = self._reader.submit(self._open, wanted)
         return self._visits[visit].result()

@@ -60,6 +60,7 @@ class ValidationBatches:
         eot: int,
         how: str = SPREAD,
         device: str | torch.device = "cpu",
+        pinned: bool = True,
     ) -> None:
         self._n = rows_per_rank(seq_len, batch_tokens, world=1)
         if tokens < 1 or tokens % batch_tokens:
@@ -84,6 +85,7 @@ class ValidationBatches:
             )
         self._rows = split.rows(chosen, seq_len, vocab_size)
         self._eot, self._device, self._seq_len = eot, torch.device(device), seq_len
+        self._pinned = pinned and self._device.type == "cuda"
 
     @property
     def tokens(self) -> int:
@@ -96,5 +98,5 @@ class ValidationBatches:
         """Every `world`-th batch, from number `rank` on, with its number; no other is built."""
         for index in range(rank, len(self), world):
             rows = self._rows[index * self._n : (index + 1) * self._n]
-            batch = make_batch(rows, self._eot, pinned=self._device.type == "cuda")
+            batch = make_batch(rows, self._eot, pinned=self._pinned)
             yield index, batch.to(self._device)

@@ -69,7 +69,7 @@ class Attention(nn.Module):
         if value_input is None:
             mixed: Tensor = own_weight * v
             return mixed
-        return blend(v, value_input.view_as(v), own_weight, input_weight)
+        return blend(v, value_input.view_as(v).to(v.dtype), own_weight, input_weight)
 
     def forward(
         self,
@@ -116,7 +116,9 @@ class Attention(nn.Module):
             weights: Sequence[Tensor] = [layer.weight for layer in layers]
             if len(weights) == 1:
                 weights = torch.split(weights[0], self.splits)
-            return norm_qkv(x_BTD, weights, angles, self.head_dim, self.eps, qk_norm=self.qk_norm)
+            return norm_qkv(
+                x_BTD, weights, angles, self.head_dim, self.eps, norm.dtype, qk_norm=self.qk_norm
+            )
         B, T, _ = x_BTD.shape
         normed_BTD = norm(x_BTD)
         parts: Sequence[Tensor] = [layer(normed_BTD) for layer in layers]

@@ -28,20 +28,25 @@ def choose_backend(
     *,
     tokens: int,
     dtype: torch.dtype = torch.float32,
+    rehearsal: bool = False,
 ) -> tuple[Backend, str]:
-    """The backend for rows of `tokens` tokens, and why it was chosen."""
+    """The backend for rows of `tokens` tokens, and why it was chosen.
+
+    In a rehearsal a CPU is given what a GPU would be given.
+    """
     if requested not in ("auto", *get_args(Backend)):
         allowed = ", ".join(("auto", *get_args(Backend)))
         raise ConfigError(
             f"attention backend {quoted(requested)} is unknown; choose one of {allowed}."
         )
-    default: Backend = {"cuda": "flex", "cpu": "blocks"}.get(device.type, "dense")  # type: ignore[assignment]
+    kind = "cuda" if rehearsal else device.type
+    default: Backend = {"cuda": "flex", "cpu": "blocks"}.get(kind, "dense")  # type: ignore[assignment]
     chosen: Backend = default if requested == "auto" else requested  # type: ignore[assignment]
     wrong = ""
-    if chosen == "flex" and device.type != "cuda":
-        wrong = f"has no backward on {device.type}; use {default!r} there"
-    elif chosen == "blocks" and device.type != "cpu":
-        wrong = f"runs on cpu only; use {default!r} on {device.type}"
+    if chosen == "flex" and kind != "cuda":
+        wrong = f"has no backward on {kind}; use {default!r} there"
+    elif chosen == "blocks" and kind != "cpu":
+        wrong = f"runs on cpu only; use {default!r} on {kind}"
     elif chosen == "blocks" and dtype != torch.float32:
         wrong = f"computes in torch.float32, not {dtype}; set the precision to fp32 on cpu"
     elif chosen == "dense" and tokens > DENSE_TOKENS:
@@ -51,7 +56,7 @@ def choose_backend(
         )
     if wrong:
         raise ConfigError(f"attention backend {chosen!r} {wrong}.")
-    return chosen, f"chosen for {device.type}" if requested == "auto" else "asked for"
+    return chosen, f"chosen for {kind}" if requested == "auto" else "asked for"
 
 
 def prepare_backend(backend: Backend, head_dim: int) -> str:

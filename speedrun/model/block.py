@@ -42,7 +42,7 @@ class MLP(nn.Module):
         """x + mlp(norm(x))."""
         plain = norm.gain is None and self.up.bias is None and not self.gelu
         if plain:
-            return add_mlp(x_BTD, self.up.weight, self.down.weight, norm.eps)
+            return add_mlp(x_BTD, self.up.weight, self.down.weight, norm.eps, norm.dtype)
         h_BTF: Tensor = self.up(norm(x_BTD))
         y_BTD: Tensor = self.down(F.gelu(h_BTF) if self.gelu else relu_squared(h_BTF))
         return x_BTD + y_BTD

@@ -272,6 +272,7 @@ def decoder_for(model: GPT, cache: Cache, weights: PackedWeights | None = None) 
     kernel = native.load()
     kinds = {(weight.device.type, weight.dtype) for weight in model.parameters()}
     native_weights = kinds == {("cpu", torch.float32)}
+    native_weights = native_weights and model.dtype == torch.float32
     if isinstance(kernel, str) or not native_weights or not model.blocks_are_ours:
         return None
     return Decoder(model, cache, kernel, weights or PackedWeights(kernel))

@@ -36,6 +36,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.vocab_size, self.length = config, vocab_size, length
+        self.dtype = torch.float32  # of products
         padded = -(-vocab_size // config.vocab_multiple) * config.vocab_multiple
         rows = padded if config.pad_embeddings or config.tied_head else vocab_size
         table_role: Role = "head" if config.tied_head else "embedding"
@@ -122,10 +123,17 @@ class GPT(nn.Module):
         return softcap(linear(x_BTD, self.head_weight), self.config.softcap)
 
     def set_precision(self, dtype: torch.dtype) -> Self:
-        """Embedding tables, and so the activations, in `dtype`; other weights stay fp32."""
+        """Products in `dtype`, and with `stream` bf16 the tables and the stream between them.
+
+        Other weights stay fp32, and so do tables where the stream does: those of records 2 to 9,
+        whose small updates bf16 would round away.
+        """
+        self.dtype = dtype
         for module in self.modules():
             if isinstance(module, Table):
-                module.to(dtype)
+                module.to(dtype if self.config.stream == "bf16" else torch.float32)
+            elif isinstance(module, Norm):
+                module.dtype = dtype
         return self
 
     def roles(self) -> dict[str, Role]:

@@ -1,8 +1,8 @@
 """The linear layer and the norm that every block is made of.
 
-Weights keep their own dtype (fp32 master weights) and are cast to that of the activations where
-they are used: no autocast. Initial values are PyTorch's default for linear layers, uniform in
-+-1/sqrt(fan_in), or zero.
+Weights keep their own dtype (fp32 master weights) and are cast to that of what they multiply where
+they are used: no autocast. What enters a product comes out of a norm, which gives it its dtype.
+Initial values are PyTorch's default for linear layers, uniform in +-1/sqrt(fan_in), or zero.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class Norm(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.eps = config.norm_eps
+        self.dtype = torch.float32  # of the products that follow: GPT.set_precision
         layer = config.norm == "layer"
         self.gain = nn.Parameter(torch.ones(config.width)) if layer else None
         self.bias = nn.Parameter(torch.zeros(config.width)) if layer and config.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gain is None:
-            return rms_norm(x, self.eps)
+            return rms_norm(x, self.eps).to(self.dtype)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.layer_norm(x, (x.size(-1),), self.gain.to(x.dtype), bias, self.eps)
+        normed = F.layer_norm(x, (x.size(-1),), self.gain.to(x.dtype), bias, self.eps)
+        return normed.to(self.dtype)

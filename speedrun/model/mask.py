@@ -62,8 +62,8 @@ def _whole_blocks(window: Tensor, unit: WindowUnit) -> Tensor:
     return window if unit == "blocks" else (window + BLOCK - 1) // BLOCK
 
 
-def block_lists(first_BT: Tensor) -> BlockLists:
-    """Full and partial key blocks of every query block.
+def block_lists(first_BT: Tensor, *, full: bool = True) -> BlockLists:
+    """Full and partial key blocks of every query block; all partial, if not `full`.
 
     `first` does not decrease, so within a query block the first query sees furthest back and the
     last one least far. Key blocks from the first query's `seen` on are not empty; those from the
@@ -75,6 +75,8 @@ def block_lists(first_BT: Tensor) -> BlockLists:
     seen_BQ = first_BT[:, starts_Q] // BLOCK
     last_BQ = first_BT[:, (starts_Q + BLOCK - 1).clamp(max=T - 1)]
     full_BQ = torch.minimum((last_BQ + BLOCK - 1) // BLOCK, block_Q)
+    if not full:
+        full_BQ = block_Q.expand_as(full_BQ)
     cut_BQ = (full_BQ - seen_BQ)[..., None]
     partial_index = torch.where(block_Q < cut_BQ, seen_BQ[..., None] + block_Q, block_Q[:, None])
     full_index = torch.minimum(full_BQ[..., None] + block_Q, block_Q[-1])

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from speedrun.config.architecture import BLOCK
 from speedrun.config.schedule import Settings
 from speedrun.config.schema import Config
+from speedrun.errors import ConfigError
 from speedrun.model.backend import Backend, choose_backend
 from speedrun.model.mask import WindowUnit, block_lists, dense_mask, document_starts, first_key
 
@@ -46,24 +47,30 @@ class AttentionPlan:
 
 
 def plan_layer(
-    backend: Backend, documents_BT: Tensor, window: Tensor | None, unit: WindowUnit = "blocks"
+    backend: Backend,
+    documents_BT: Tensor,
+    window: Tensor | None,
+    unit: WindowUnit = "blocks",
+    *,
+    full_blocks: bool = True,
 ) -> LayerPlan:
     """One layer's plan, built in or out of compiled code; `window` is a 0-d integer tensor."""
     starts_BT = document_starts(documents_BT)
     if backend == "dense":
         return LayerPlan(backend, dense_mask(documents_BT, window, unit)[:, None], starts_BT)
     first_BT = first_key(documents_BT, window, unit)
-    return LayerPlan(backend, first_BT if backend == "blocks" else flex_mask(first_BT), starts_BT)
+    mask = first_BT if backend == "blocks" else flex_mask(first_BT, full_blocks=full_blocks)
+    return LayerPlan(backend, mask, starts_BT)
 
 
-def flex_mask(first_BT: Tensor) -> BlockMask:
+def flex_mask(first_BT: Tensor, *, full_blocks: bool = True) -> BlockMask:
     """FlexAttention's mask from our block lists; only partial blocks look at single pairs."""
 
     def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
         return (k <= q) & (k >= first_BT[b, q])
 
     T = first_BT.shape[1]
-    lists = block_lists(first_BT)
+    lists = block_lists(first_BT, full=full_blocks)
     partial_count, partial_index, full_count, full_index = (x[:, None] for x in lists)
     blocks = partial_count, partial_index, full_count, full_index
     return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(T, T))
@@ -77,8 +84,19 @@ class AttentionPlanner:
     ) -> None:
         self._config, self._window_unit = config.attention, config.window_unit
         self.backend, self.reason = choose_backend(
-            device, config.machine.attention, tokens=config.batch.length, dtype=dtype
+            device,
+            config.machine.attention,
+            tokens=config.batch.length,
+            dtype=dtype,
+            rehearsal=config.machine.device == "rehearsal",
         )
+        self._full_blocks = config.machine.full_blocks
+        if not self._full_blocks and self.backend != "flex":
+            raise ConfigError(
+                "machine.full_blocks = false cannot be used: only FlexAttention tells full blocks "
+                f"from partial ones, and attention goes by {self.backend!r} here; leave it out, or "
+                "set machine.device=rehearsal"
+            )
         self.window: Tensor | None = None
         if config.attention.window != "none":
             self.window = torch.zeros((), dtype=torch.int32, device=device)
@@ -102,8 +120,14 @@ class AttentionPlanner:
 
     def plan(self, documents_BT: Tensor) -> AttentionPlan:
         """For training and validation: every token is a query of its numbered document."""
-        documents_BT, unit = self._documents(documents_BT), self._config.window
-        return AttentionPlan((plan_layer(self.backend, documents_BT, self.window, unit),))
+        layer = plan_layer(
+            self.backend,
+            self._documents(documents_BT),
+            self.window,
+            self._config.window,
+            full_blocks=self._full_blocks,
+        )
+        return AttentionPlan((layer,))
 
     def plan_last(self, documents_BT: Tensor, queries: int) -> AttentionPlan:
         """For sampling: only the last `queries` tokens are queries, all tokens so far are keys."""

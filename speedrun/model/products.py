@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def add_linear(x: Tensor, h: Tensor, weight: Tensor, factor: float) -> Tensor:
     """x + factor h W^T: a branch's last layer, added to the stream."""
-    if _native_for(x, weight):
+    if _native_for(x, weight) and h.dtype == x.dtype:
         wide = _add_linear(x.flatten(0, -2), h.flatten(0, -2), weight, factor)
         return wide.view_as(x)
     return x.add(linear(h, weight), alpha=factor)
@@ -46,20 +46,21 @@ def norm_qkv(
     angles: tuple[Tensor, Tensor] | None,
     head_dim: int,
     eps: float,
+    dtype: torch.dtype = torch.float32,
     *,
     qk_norm: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of norm(x), each (B, T, heads, K).
+    """Queries, keys and values of norm(x), each (B, T, heads, K), multiplied in `dtype`.
 
     Queries and keys are normed head by head if `qk_norm`, then rotated by the angles of their
     positions, (cosines, sines), if there are any. All norms are RMSNorm without gain.
     """
     B, T, _ = x_BTD.shape
     cos_TK, sin_TK = angles or (None, None)
-    if _native_for(x_BTD, *weights):
+    if dtype == torch.float32 and _native_for(x_BTD, *weights):
         wq, wk, wv = weights
         return _norm_qkv(x_BTD, wq, wk, wv, cos_TK, sin_TK, eps, head_dim, qk_norm)[:3]
-    normed_BTD = rms_norm(x_BTD, eps)
+    normed_BTD = rms_norm(x_BTD, eps).to(dtype)
     q, k, v = (linear(normed_BTD, weight).view(B, T, -1, head_dim) for weight in weights)
     return *(turn(y, angles, eps if qk_norm else None) for y in (q, k)), v  # type: ignore[return-value]
 
@@ -71,11 +72,17 @@ def turn(x_BTHK: Tensor, angles: tuple[Tensor, Tensor] | None, eps: float | None
     return x_BTHK if eps is None else rms_norm(x_BTHK, eps)
 
 
-def add_mlp(x_BTD: Tensor, up_FD: Tensor, down_DF: Tensor, eps: float) -> Tensor:
-    """x + down relu(up norm(x))^2, the norm being RMSNorm without gain."""
-    if _native_for(x_BTD, up_FD, down_DF):
+def add_mlp(
+    x_BTD: Tensor,
+    up_FD: Tensor,
+    down_DF: Tensor,
+    eps: float,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """x + down relu(up norm(x))^2 multiplied in `dtype`, the norm being RMSNorm without gain."""
+    if dtype == torch.float32 and _native_for(x_BTD, up_FD, down_DF):
         return _add_mlp(x_BTD.flatten(0, -2), up_FD, down_DF, eps)[0].view_as(x_BTD)
-    hidden_BTF = relu_squared(linear(rms_norm(x_BTD, eps), up_FD))
+    hidden_BTF = relu_squared(linear(rms_norm(x_BTD, eps).to(dtype), up_FD))
     return x_BTD + linear(hidden_BTF, down_DF)
 
 

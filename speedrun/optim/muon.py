@@ -44,6 +44,9 @@ Split = int | Annotated[tuple[int, ...], Field(strict=False)]
 Triples = Annotated[tuple[Annotated[Triple, Field(strict=False)], ...], Field(strict=False)]
 
 
+DTYPES = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
 class MuonArguments(MuonOptions):
     """A recipe's options, and those that only a caller in Python can set."""
 
@@ -54,13 +57,23 @@ class MuonArguments(MuonOptions):
         description="'classic', 'polar_express' or your own (a, b, c) per iteration",
     )
     eps: Positive = Field(1e-7, description="added to the norm, which may be zero")
-    dtype: torch.dtype | None = Field(
-        None, description="of the orthogonalisation and of the wire; None: bf16 where native"
+    dtype: torch.dtype | None = Field(  # type: ignore[assignment]  # torch's, and any of them
+        None,
+        description="of the orthogonalisation and of the wire, or a recipe's word for it; None: "
+        "bf16 where native",
+    )
+    overlap: bool = Field(
+        True, description="updates travel while the next are computed; off: each is waited for"
     )
     batch_dims: int | None = Field(None, description="leading dimensions that count matrices")
     row_dims: int | None = Field(None, description="dimensions that form the rows")
     split_rows: Split = Field(1, description="blocks of rows orthogonalised apart, or their sizes")
     split_cols: Split = Field(1, description="the same for columns")
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _read_dtype(cls, value: Any) -> Any:
+        return DTYPES.get(value, value) if isinstance(value, str) else value
 
     @field_validator("dtype")
     @classmethod
@@ -142,7 +155,7 @@ class Muon(SlotOptimizer):
 
     options = MuonArguments
     fixed = ("batch_dims", "row_dims", "split_rows", "split_cols")
-    kept = ("dtype",)
+    kept = ("dtype", "overlap")
 
     def __init__(self, params: ParamsT, lr: float | None = None, **options: Any) -> None:
         self._batches: list[MatrixBatch] = []
@@ -195,6 +208,9 @@ class Muon(SlotOptimizer):
             if gathering is not None:
                 _apply(*gathering)
             gathering = bucket, all_gather(bucket.received, bucket.sent, self._process_group)
+            if not bucket.group["overlap"]:
+                _apply(*gathering)
+                gathering = None
         if gathering is not None:
             _apply(*gathering)
 

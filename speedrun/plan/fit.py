@@ -51,7 +51,6 @@ def systems_of(record: int) -> Systems:
     """How a record's own script did what its recipe does not say."""
     return Systems(
         ranks=RANKS,
-        stream=4 if record < 10 else 2,  # autocast over an fp32 stream, then bf16 throughout
         moment=4 if record < 10 else 2,  # moments had their table's precision
         shares_muon=record >= 6,
     )

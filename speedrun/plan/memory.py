@@ -9,7 +9,16 @@ from __future__ import annotations
 from speedrun.config.optimizer import MATRIX_ROLES
 from speedrun.config.schema import Config
 from speedrun.model.gpt import GPT
-from speedrun.plan.work import FP32, TABLES, Systems, attending, count, mixed_values, shapes_of
+from speedrun.plan.work import (
+    FP32,
+    TABLES,
+    Systems,
+    attending,
+    count,
+    mixed_values,
+    shapes_of,
+    stream_number,
+)
 
 MIB = 2**20
 
@@ -21,7 +30,7 @@ def memory_of_step(
     it, number = config.model, systems.number
     tables, head = count(shapes_of(model, *TABLES)), count(shapes_of(model, "head"))
     matrices, scalars = count(shapes_of(model, *MATRIX_ROLES)), count(shapes_of(model, "scalar"))
-    weights = FP32 * (matrices + head + scalars) + number * tables
+    weights = FP32 * (matrices + head + scalars) + stream_number(config, systems) * tables
     share = 1 / systems.ranks if systems.shares_muon else 1.0
     muon = config.optimizer.kind == "muon"
     moments = (FP32 * share if muon else 2 * FP32) * matrices
@@ -42,7 +51,7 @@ def _widths(config: Config, systems: Systems) -> float:
     it, layers = config.model, attending(config)
     queries = it.heads * it.size_of_head / it.width
     values = it.groups * it.size_of_head / it.width
-    stream = systems.stream / systems.number
+    stream = stream_number(config, systems) / systems.number
     # The stream before each branch; queries and keys before and after their norm and positions;
     # values and what they are mixed with; the attention's output; the MLP before its activation.
     kept = (layers + it.layers) * stream

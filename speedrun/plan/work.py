@@ -24,6 +24,7 @@ from speedrun.model.embeddings import table_of_layer
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import WindowUnit, block_lists, first_key
 from speedrun.optim.orthogonalize import matmul_flops
+from speedrun.train.estimate import stream_itemsize
 
 # What the time of a piece of work is limited by. Each has a rate on a chip (chips.py), of which a
 # share is reached (shares.json).
@@ -49,8 +50,7 @@ class Systems:
     """How a step is carried out, where the config does not say so; by default as it is here."""
 
     ranks: int = 1
-    number: int = 2  # bytes of an activation, a number of a table, and its gradient
-    stream: int = 2  # bytes of a number of the residual stream; autocast keeps 4
+    number: int = 2  # bytes of an activation
     moment: int = FP32  # bytes of a moment of a table
     shares_muon: bool = True  # over the ranks
 
@@ -64,6 +64,11 @@ def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
 
 def work_of_step(config: Config, model: GPT, systems: Systems, step: int) -> list[Work]:
     return _work(config, model, systems, visited_keys(config, step))
+
+
+def stream_number(config: Config, systems: Systems) -> int:
+    """Bytes of a number of the stream, of a table, and of its gradient."""
+    return stream_itemsize(config, systems.number)
 
 
 def _work(config: Config, model: GPT, systems: Systems, keys: float) -> list[Work]:
@@ -160,7 +165,7 @@ def mixed_values(config: Config) -> int:
 
 def _elementwise(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
     """In passes over (tokens, width)."""
-    it, layers = config.model, attending(config)
+    it, layers, number = config.model, attending(config), stream_number(config, systems)
     queries = it.heads * it.size_of_head / it.width
     values = it.groups * it.size_of_head / it.width
     through, add = 2, 3  # read and written; two read, one written
@@ -172,7 +177,7 @@ def _elementwise(config: Config, model: GPT, systems: Systems) -> Iterator[Work]
     inner += it.layers * through * it.mlp_ratio
     tokens = tokens_of_rank(config, systems)
     # Backward three for two: the gradient and what was kept are read, a gradient is written.
-    bytes_forward = it.width * tokens * (stream * systems.stream + inner * systems.number)
+    bytes_forward = it.width * tokens * (stream * number + inner * systems.number)
     yield Work("norms, sums, activations", "memory", 2.5 * bytes_forward)
     # A logit is written by the product, read by the loss and by its backward, which writes the
     # gradient; a cap keeps a result of its own, written and read.
@@ -201,14 +206,15 @@ def _optimizer(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
     else:
         yield Work("Adam of the matrices", "memory", ADAM * count(matrices))
     # A table's gradient is dense: filled with zeros, added to, copied to where it is sent from.
-    dense = 3 * number
-    step = 3 * number + 4 * systems.moment
+    of_table = stream_number(config, systems)
+    dense = 3 * of_table
+    step = 3 * of_table + 4 * systems.moment
     yield Work("Adam of tables and head", "memory", (dense + step) * tables + ADAM * head)
     if systems.ranks == 1:
         return
     # A ring sends (ranks - 1) / ranks of the bytes for a gather, and twice that for a sum.
     ring = (systems.ranks - 1) / systems.ranks
     # The matrices' gradients go while the backward is under way; the tables' come last.
-    yield Work("gradients of tables, sent", "link", 2 * ring * tables * number)
+    yield Work("gradients of tables, sent", "link", 2 * ring * tables * of_table)
     if muon:
         yield Work("updates of matrices, sent", "link", ring * count(matrices) * number)

@@ -46,18 +46,33 @@ def choose_device(requested: str) -> torch.device:
             "machine.device = 'cuda' cannot be used: torch sees no CUDA device here; "
             "set machine.device=cpu"
         )
-    cuda = requested != "cpu" and torch.cuda.is_available()
+    cuda = requested in ("auto", "cuda") and torch.cuda.is_available()
     return torch.device("cuda" if cuda else "cpu")
 
 
-def choose_precision(requested: str, device: torch.device) -> tuple[torch.dtype, str]:
-    """The dtype of activations and tables, and why; refuses what this machine does badly."""
-    if device.type == "cuda":
+def choose_precision(
+    requested: str, device: torch.device, *, rehearsal: bool = False
+) -> tuple[torch.dtype, str]:
+    """The dtype of products, and why; refuses what this machine does badly."""
+    if device.type == "cuda" or rehearsal:
         if requested == "fp32":
             return torch.float32, "asked for"
-        return torch.bfloat16, "bf16 activations and tables, fp32 master weights"
+        return torch.bfloat16, "what every GPU does fast"
     if requested != "bf16":
         return torch.float32, "what every CPU does well"
+    return torch.bfloat16, f"asked for; {_gain_of_bf16('machine.precision'):.1f} times fp32 here"
+
+
+def check_muons_dtype(config: Config, device: torch.device) -> None:
+    """Refuse bf16 that this CPU does badly; a rehearsal takes the time it takes."""
+    muon, rehearsal = config.optimizer.muon, config.machine.device == "rehearsal"
+    used = config.optimizer.kind == "muon" and muon.dtype == "bf16"
+    if used and device.type == "cpu" and not rehearsal:
+        _gain_of_bf16("optimizer.muon.dtype")
+
+
+def _gain_of_bf16(key: str) -> float:
+    """How many times the speed of fp32 products this CPU has in bf16; refuses less than one."""
     probe, fp32 = probe_bf16(), matmul_flops()
     if probe.flops is None:
         why = f"in a bf16 matmul {probe.failure}"
@@ -65,10 +80,8 @@ def choose_precision(requested: str, device: torch.device) -> tuple[torch.dtype,
         rates = f"{probe.flops / 1e9:.1f} GFLOP/s against {fp32 / 1e9:.0f} in fp32"
         why = f"its matmul reaches {rates}"
     else:
-        return torch.bfloat16, f"asked for; {probe.flops / fp32:.1f} times fp32 here"
-    raise ConfigError(
-        f"machine.precision = 'bf16' cannot be used on this CPU: {why}; set machine.precision=fp32"
-    )
+        return probe.flops / fp32
+    raise ConfigError(f"{key} = 'bf16' cannot be used on this CPU: {why}; set {key}=fp32")
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,7 @@ def open_data(
         "vocab_size": dataset.vocab_size,
         "eot": dataset.eot,
         "device": world.device,
+        "pinned": config.machine.pinned,
     }
     validation = ValidationBatches(
         dataset.split("val"),
@@ -118,6 +132,7 @@ def open_data(
         rank=world.rank,
         world=world.size,
         start=start,
+        prefetch=config.machine.prefetch,
         **shared,
     )
     sizes = torch.from_numpy(tokenizer.token_bytes()).to(world.device) if tokenizer else None
@@ -149,13 +164,30 @@ def refuse_too_large(
             raise ConfigError(text)
 
 
-def choose_compile(requested: str, device: torch.device) -> tuple[str, str]:
+def choose_compile(
+    requested: str, device: torch.device, *, rehearsal: bool = False
+) -> tuple[str, str]:
     """What torch.compile is given: none, block or model; and why."""
+    if rehearsal and requested == "none":
+        raise ConfigError(
+            "machine.compile = 'none' cannot be rehearsed: attention on a GPU is compiled, and a "
+            "rehearsal does it with the rest; set machine.compile=block or auto"
+        )
     if requested != "auto":
         return requested, ", as asked"
-    if device.type == "cuda":
+    if device.type == "cuda" or rehearsal:
         return "model", ""
     return "none", ": on a CPU our own kernels do it without the wait"
+
+
+def choose_guards(config: Config, device: torch.device) -> bool:
+    """Whether compiled code may leave guards out: a number that changed would not be noticed.
+
+    None of ours does, which rehearsals see to; code of a user's own is not known.
+    """
+    if config.machine.guards != "auto":
+        return config.machine.guards == "few"
+    return device.type == "cuda" and not config.used_code()
 
 
 def build_model(
@@ -169,12 +201,14 @@ def build_model(
     if model.custom:
         try_out(model, AttentionPlanner(config, device, dtype).backend, trains=True)
     try_schedule(config)
+    # What a compiler finds is the same, whatever makes kernels of it; this one makes none.
+    backend = "aot_eager" if config.machine.device == "rehearsal" else "inductor"
     if chosen == "model":
-        model.compile(fullgraph=True, dynamic=False)
+        model.compile(backend=backend, fullgraph=True, dynamic=False)
     elif chosen == "block":
         # Blocks of one form share a graph: their weights are inputs of it.
         for block in model.blocks:
-            block.compile(fullgraph=True, dynamic=False)
+            block.compile(backend=backend, fullgraph=True, dynamic=False)
     return model
 
 
@@ -183,6 +217,7 @@ def try_code(config: Config) -> None:
     if not config.used_code():
         return
     device = choose_device(config.machine.device)
-    dtype, _ = choose_precision(config.machine.precision, device)
+    rehearsal = config.machine.device == "rehearsal"
+    dtype, _ = choose_precision(config.machine.precision, device, rehearsal=rehearsal)
     model = build_model(config, vocab_size_of(config), dtype, device, "none")
     build_optimizer(model.named_roles(), config)

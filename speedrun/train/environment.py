@@ -47,6 +47,17 @@ def _git(*words: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
+def _driver() -> str | None:
+    """The version of NVIDIA's driver, which torch does not know."""
+    words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.split()
+    return lines[0] if done.returncode == 0 and lines else None
+
+
 def _commit() -> tuple[str | None, str | None, str | None]:
     """The commit of the code, its uncommitted changes and files; asked for at once, to wait once.
 
@@ -90,6 +101,7 @@ def environment(device: torch.device, kernels: str) -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "cuda": torch.version.cuda,
+        "driver": _driver() if device.type == "cuda" else None,
         "command": " ".join(["speedrun", *sys.argv[1:]]),
         "variables": {
             key: value

@@ -34,6 +34,7 @@ RUNTIME_BYTES = 400 << 20  # resident size of Python with torch loaded, measured
 # norms, q, k and v, attention output, the MLP's hidden tensors; logits and their gradient. Set so
 # that the nano step's estimate, 0.98 GB, is near the 1.05 GB measured.
 KEPT_WIDTHS = 16
+KEPT_STREAM = 2  # of these: what enters attention and MLP, in the stream's numbers
 KEPT_LOGITS = 2
 THREAD_ADDRESSES = 72 << 20  # bytes: a stack, and an arena of malloc
 USABLE = 0.6  # share of the machine's memory that a run plans to fill
@@ -84,8 +85,15 @@ def sequence_bytes(config: Config, vocab_size: int, itemsize: int = 4) -> int:
     """Memory of the activations that one sequence keeps for its backward pass."""
     multiple = config.model.vocab_multiple
     logits = KEPT_LOGITS * -(-vocab_size // multiple) * multiple
-    per_token = KEPT_WIDTHS * config.model.layers * config.model.width + logits
-    return itemsize * config.batch.length * per_token
+    widths = config.model.layers * config.model.width
+    per_token = itemsize * ((KEPT_WIDTHS - KEPT_STREAM) * widths + logits)
+    per_token += stream_itemsize(config, itemsize) * KEPT_STREAM * widths
+    return config.batch.length * per_token
+
+
+def stream_itemsize(config: Config, itemsize: int) -> int:
+    """Bytes of a number of the tables and the stream, where products have some of `itemsize`."""
+    return itemsize if config.model.stream == "bf16" else 4
 
 
 def sequences_that_fit(config: Config, vocab_size: int, memory: int, itemsize: int = 4) -> int:

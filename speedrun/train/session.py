@@ -103,7 +103,10 @@ def run_training(
                 with world.together():
                     raise RunError(f"step {progress.step}: {error}") from error
         summary = summarize(trainer, code)
-        log.event("end", step=progress.step, code=code, peak_seconds=progress.peak_seconds)
+        made = trainer.compilations.as_dict() if trainer.compiles else {}
+        log.event("end", step=progress.step, code=code, peak_seconds=progress.peak_seconds, **made)
+        if complaint := trainer.compilations.complaint:
+            display.note(complaint)
         if checkpoints.failure:
             raise RunError(
                 f"the run came to step {progress.step}, but {checkpoints.failure}; make room and "
@@ -197,7 +200,12 @@ def _open_log(
     for note in trainer.notes:
         display.note(note)
     kind = "resume" if resumed else "start"
-    log.event(kind, step=trainer.progress.step, **trainer.identity)
+    totals = {
+        f"{name}_{what}": getattr(trainer.data.dataset.split(name), what)
+        for name in ("train", "val")
+        for what in ("tokens", "documents", "bytes")
+    }
+    log.event(kind, step=trainer.progress.step, **trainer.identity, **totals)
     return log
 
 

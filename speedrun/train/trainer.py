@@ -35,13 +35,22 @@ from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
 from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
+from speedrun.model.rehearsal import stand_in_for_a_gpu
 from speedrun.model.trial import as_it_was
 from speedrun.optim.build import build_optimizer
 from speedrun.optim.errors import OptimError
 from speedrun.streams import Streams
 from speedrun.train import checkpoint
-from speedrun.train.build import build_model, choose_compile, choose_precision, open_data
+from speedrun.train.build import (
+    build_model,
+    check_muons_dtype,
+    choose_compile,
+    choose_guards,
+    choose_precision,
+    open_data,
+)
 from speedrun.train.checkpoint_writer import CheckpointWriter
+from speedrun.train.compiled import Compilations
 from speedrun.train.health import Outcome, agree
 from speedrun.train.log import Log, Peak
 from speedrun.train.progress import Progress
@@ -51,6 +60,7 @@ from speedrun.train.world import World
 
 NONFINITE_STEPS = 3  # in a row, before the run goes back to a checkpoint
 REWINDS = 3  # before it gives up
+SMALL_BUCKETS = 1  # MB of gradients sent at once in a rehearsal, so that a toy has several, too
 PEAK_REPEATS = 3  # matmuls of which the best counts: some 35 ms on two cores
 
 
@@ -76,17 +86,24 @@ class Trainer:
         # microcode: after a hundred steps of record 2 they made a step take half as long again.
         # Threads started from here on inherit it.
         torch.set_flush_denormal(True)
-        self.dtype, precision = choose_precision(config.machine.precision, world.device)
+        self.rehearsal = config.machine.device == "rehearsal"
+        how = {"rehearsal": self.rehearsal}
+        self.dtype, precision = choose_precision(config.machine.precision, world.device, **how)
+        check_muons_dtype(config, world.device)
         self.data = open_data(config, world, dataset, self.dtype, self.progress.batch)
         self.loader, self.microbatches = self.data.loader, self.data.microbatches
         vocab_size = self.data.dataset.vocab_size
-        compiled, why = choose_compile(config.machine.compile, world.device)
+        compiled, why = choose_compile(config.machine.compile, world.device, **how)
         self.model = build_model(config, vocab_size, self.dtype, world.device, compiled)
         self.parallel: nn.Module = self.model  # or DistributedDataParallel around it
         self.planner = AttentionPlanner(config, world.device, self.dtype)
+        if self.rehearsal:
+            stand_in_for_a_gpu()
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
         self.kernels = f"attention {self.planner.backend}: {kernels}"
         self.compiles = compiled != "none" or self.planner.backend == "flex"
+        few = self.compiles and choose_guards(config, world.device)
+        self.compilations = Compilations(few_guards=few)
         self.optimizer = build_optimizer(self.model.named_roles(), config)
         # Written at every start and into every checkpoint, so that an edited file is found out.
         self.identity: dict[str, Any] = {
@@ -98,12 +115,14 @@ class Trainer:
         }
         asked = config.machine.threads or world.device.type != "cpu"
         idle = "" if asked else idle_cores(world.local_size)
+        mixed = self.dtype == torch.bfloat16
+        stream = f"; tables and stream {config.model.stream}, matrices fp32" if mixed else ""
         passes = f"{self.microbatches} forward pass{'es' if self.microbatches > 1 else ''} a step"
         self.notes = (
             *self.data.notes,
             *([idle] if idle else []),
             f"device {world.device}, {world.size} x {torch.get_num_threads()} threads, {passes}",
-            f"precision {str(self.dtype).removeprefix('torch.')}: {precision}",
+            f"precision {str(self.dtype).removeprefix('torch.')}: {precision}{stream}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
             f"torch.compile: {compiled}{why}",
             *(foreign.about for foreign in self.optimizer.foreign),
@@ -125,7 +144,8 @@ class Trainer:
             }
             self.parallel = DistributedDataParallel(
                 self.model,
-                gradient_as_bucket_view=True,
+                gradient_as_bucket_view=self.config.machine.bucket_views,
+                bucket_cap_mb=SMALL_BUCKETS if self.rehearsal else None,
                 find_unused_parameters=not self.model.blocks_are_ours,
                 **quiet,
             )
@@ -170,7 +190,7 @@ class Trainer:
         with telling(self.model.custom.values(), f"at step {self.progress.step}"):
             for index, micro in enumerate(batch.split(self.microbatches)):
                 last = index == self.microbatches - 1
-                with nullcontext() if last else self._no_sync():
+                with nullcontext() if last else self._no_sync(), self.compilations.guards():
                     loss = self.training_loss(micro) / self.microbatches
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
@@ -187,6 +207,7 @@ class Trainer:
         """Through the module that averages gradients over ranks."""
         plan = self.planner.plan(batch.documents)
         loss: Tensor = self.parallel(batch.inputs, plan, batch.targets)
+        self.compilations.used("training")
         return loss
 
     def validate(self) -> Validation:
@@ -252,7 +273,8 @@ class Trainer:
         """The best matmul rate of all ranks together, each with its threads or its GPU."""
         begun = time.perf_counter()
         self.world.barrier()  # ranks that share cores measure at the same time
-        flops = matmul_flops(repeats=PEAK_REPEATS, dtype=self.dtype, device=self.world.device)
+        dtype = torch.float32 if self.rehearsal else self.dtype  # this CPU's, in what it does well
+        flops = matmul_flops(repeats=PEAK_REPEATS, dtype=dtype, device=self.world.device)
         seconds = time.perf_counter() - begun
         return Peak(sum(self.world.gather(flops)), max(self.world.gather(seconds)))
 
@@ -261,6 +283,7 @@ class Trainer:
         plan = self.planner.plan(batch.documents)
         with telling(self.model.custom.values(), f"in validation at step {self.progress.step}"):
             loss: Tensor = self.model(batch.inputs, plan, batch.targets)
+        self.compilations.used("validation")
         return loss
 
     def apply_settings(self) -> Settings:

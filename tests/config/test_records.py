@@ -90,7 +90,7 @@ def test_techniques(record: int) -> None:
         "head_dim", "activation", "norm_eps", "qk_norm", "positions", "softcap", "tied_head",
         "embedding_norm", "zero_init_projections", "fused_qkv", "x0_mixing", "value_residual",
         "value_embeddings", "value_weights", "unet_skips", "attention_free", "pad_embeddings",
-        "attention_output_factor", "key_offset", "bigram_rows",
+        "attention_output_factor", "key_offset", "bigram_rows", "stream",
     )}  # fmt: skip
     assert found == {
         "head_dim": 0,  # the width over the heads: 64 with twelve of them, 128 with six
@@ -115,6 +115,7 @@ def test_techniques(record: int) -> None:
         "attention_output_factor": since(record, (3, "depth"), (5, "one")),
         "key_offset": False,
         "bigram_rows": 0,
+        "stream": since(record, (3, "fp32"), (10, "bf16")),
     }  # fmt: skip
     assert config.model.value_tables == 3, "of the form that records 17 and 18 have"
     muon = config.optimizer.muon

@@ -29,6 +29,7 @@ from speedrun.data.loader import (
     rows_of,
 )
 from speedrun.data.shards import Split, write_shard
+from speedrun.data.validation import ValidationBatches
 from speedrun.errors import ConfigError, DataError
 from tests.waiting import wait_for
 
@@ -206,6 +207,49 @@ def test_batches_are_made_before_they_are_asked_for(tmp_path: Path) -> None:
         wait_for(lambda: all(future.done() for future in loader._ready), "batches ahead")
         assert len(loader._ready) == 2
     assert not [t for t in threading.enumerate() if t.name.startswith(("batch-b", "shard-r"))]
+
+
+def test_without_prefetching_batches_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
+    split, _ = make_split(tmp_path, [500, 500])
+    expected = take(make_loader(split), 9)
+    with make_loader(split, prefetch=0) as loader:
+        for batch in expected:
+            assert not loader._ready
+            assert len(loader._visits) == 1, "no shard is read ahead"
+            assert same(next(loader), batch)
+
+
+@pytest.mark.parametrize(
+    ("device", "pinned", "expected"),
+    [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)],
+)
+def test_batches_for_a_gpu_are_made_in_pinned_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, pinned: bool, expected: bool
+) -> None:
+    """Which only a machine with a GPU has, so here it is seen that it is asked for."""
+    asked, empty = [], torch.empty
+
+    def noted(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return empty(*size, **options)
+
+    split, _ = make_split(tmp_path, [500])
+    monkeypatch.setattr(torch, "empty", noted)
+    with make_loader(split, device=device, pinned=pinned) as loader:
+        loader._ready[0].result()
+        validation = ValidationBatches(
+            split, seq_len=SEQ, tokens=BATCH, batch_tokens=BATCH, vocab_size=VOCAB, eot=EOT,
+            device=device, pinned=pinned,
+        )  # fmt: skip
+        made = len(asked)
+        if device == "cpu":
+            [*validation.of_rank(0, 1)]
+        else:
+            with pytest.raises((RuntimeError, AssertionError)):  # there is no such device
+                [*validation.of_rank(0, 1)]
+    assert made
+    assert len(asked) > made
+    assert set(asked) == {expected}
 
 
 def test_a_batch_stays_as_it_was_given(tmp_path: Path) -> None:

@@ -97,13 +97,16 @@ def test_flex_forward_equals_dense() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("full_blocks", [True, False])
 @pytest.mark.parametrize("unit", UNITS)
-def test_flex_backward_equals_dense(unit: WindowUnit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_backward_equals_dense(
+    unit: WindowUnit, full_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FlexAttention's eager arithmetic, its refusal to differentiate on CPU lifted."""
     monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
     documents_BT = documents_of((torch.arange(384) % 170 == 7).long()[None], 1)
     window = 2 if unit == "blocks" else 150
-    plan = plan_layer("flex", documents_BT, scalar(window), unit)
+    plan = plan_layer("flex", documents_BT, scalar(window), unit, full_blocks=full_blocks)
     assert isinstance(plan.mask, flex_module.BlockMask)
     tensors, mask = inputs(1, 2, 1, 384, 32), plan.mask
     seen = pairs(documents_BT, window, unit)

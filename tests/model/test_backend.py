@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 from speedrun.config.resolve import resolve
 from speedrun.errors import ConfigError
@@ -17,6 +18,7 @@ from .reference import assert_attends, inputs
 from .test_mask import pairs
 
 CPU = torch.device("cpu")
+REHEARSAL = ["machine.device=rehearsal"]
 
 
 def test_backends_are_chosen_by_device_and_say_why() -> None:
@@ -26,6 +28,20 @@ def test_backends_are_chosen_by_device_and_say_why() -> None:
     assert "128-token blocks" in prepare_backend("flex", 128)
     assert "at most 4096 tokens" in prepare_backend("dense", 64)
     assert "head dim 20" in prepare_backend("blocks", 20)
+
+
+@pytest.mark.parametrize("words", [[], ["machine.attention=dense"]])
+def test_only_flex_can_do_without_full_blocks(words: list[str]) -> None:
+    config = resolve("record-18", "nano", ["machine.full_blocks=false", *words]).config
+    with pytest.raises(ConfigError, match="only FlexAttention tells full blocks"):
+        AttentionPlanner(config, CPU)
+    there = resolve("record-18", "nano", ["machine.full_blocks=false", *REHEARSAL]).config
+    planner = AttentionPlanner(there, CPU)
+    planner.set_window(3)
+    mask = planner.plan(torch.zeros(1, 512, dtype=torch.int32)).for_layer(0).mask
+    assert isinstance(mask, BlockMask)
+    assert mask.full_kv_num_blocks is not None
+    assert not mask.full_kv_num_blocks.any()
 
 
 def test_only_preparing_builds_kernels_and_sets_up_the_allocator(

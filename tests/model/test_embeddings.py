@@ -6,6 +6,7 @@ from torch import Tensor
 
 from speedrun.config.architecture import ModelConfig
 from speedrun.errors import ConfigError
+from speedrun.model.attention import Attention
 from speedrun.model.embeddings import table_of_layer
 
 from .test_gpt import T, ids_of, lively, plan, small
@@ -37,6 +38,29 @@ def test_a_bigram_row_is_found_by_the_pair_and_starts_at_zero() -> None:
         pair = (36313 * int(ids[0, t])) ^ (27191 * int(ids[0, t - 1]))
         row = rows - 1 if t in (0, 100) else pair % (rows - 1)
         assert torch.equal(given[1][0, t], table[row])
+
+
+@pytest.mark.parametrize("weights", ["blend", "pair"])
+def test_how_values_take_up_their_embeddings(weights: str) -> None:
+    """blend: (1 - l) v + l e, pair: l1 v + l2 e; a layer without a table has its share of v."""
+    model = lively(value_embeddings="ends", value_tables=1, value_weights=weights, layers=4)
+    table = model.get_parameter("value_embeddings.tables.0.weight")
+    ids, heads = ids_of(), 4
+    for layer, has_table in ((0, True), (1, False), (3, True)):
+        attention = model.get_submodule(f"blocks.{layer}.attention")
+        assert isinstance(attention, Attention)
+        assert attention.blend is not None
+        own, *other = attention.blend.tolist()
+        if weights == "blend":
+            assert not other
+            own, other = 1 - own, [own]
+        v = torch.randn(1, T, heads, 64 // heads)
+        given = model.value_embeddings(ids)[layer]
+        assert (given is not None) == has_table
+        expected = own * v
+        if has_table:
+            expected = expected + other[0] * table[ids].view_as(v)
+        torch.testing.assert_close(attention.mix_values(v, given), expected)
 
 
 def test_no_value_table_for_a_layer_without_attention() -> None:

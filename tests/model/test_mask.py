@@ -1,5 +1,7 @@
 """Masks against their conditions pair by pair, and against FlexAttention's own builder."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -93,6 +95,22 @@ def test_block_lists_rebuild_the_dense_mask(
             assert len(set(partial)) == len(partial)
     if window == 1 and unit == "blocks":
         assert not lists.full_count.any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(documents(), windows, st.sampled_from(UNITS))
+def test_without_full_blocks_the_same_ones_are_all_partial(
+    documents_BT: Tensor, window: int | None, unit: WindowUnit
+) -> None:
+    first_BT = first_key(documents_BT, None if window is None else scalar(window), unit)
+    lists, found = block_lists(first_BT), block_lists(first_BT, full=False)
+    assert not found.full_count.any()
+    assert torch.equal(found.partial_count, lists.partial_count + lists.full_count)
+    for b, Q in itertools.product(*map(range, lists.full_count.shape)):
+        full = lists.full_index[b, Q, : int(lists.full_count[b, Q])].tolist()
+        partial = lists.partial_index[b, Q, : int(lists.partial_count[b, Q])].tolist()
+        every = found.partial_index[b, Q, : int(found.partial_count[b, Q])].tolist()
+        assert sorted(every) == sorted(full + partial)
 
 
 @settings(max_examples=40, deadline=None)

@@ -227,6 +227,7 @@ def check_overlap(folder: Path, rank: int) -> None:
         return orthogonalize(*args, **kwargs)
 
     params = [Parameter(torch.randn(8 + i, 8 + i)) for i in range(8) for _ in range(RANKS)]
+    before = [param.detach().clone() for param in params]
     muon = Muon(params)
     assert len(muon.buckets) == 8
     set_grads(params, 0)
@@ -234,7 +235,14 @@ def check_overlap(folder: Path, rank: int) -> None:
         patch.setattr("speedrun.optim.muon.orthogonalize", computed)
         patch.setattr("speedrun.optim.muon.all_gather", sent)
         muon.step()
-    (folder / f"events.{rank}").write_text(" ".join(events))
+        (folder / f"events.{rank}").write_text(" ".join(events))
+        events.clear()
+        waiting = [Parameter(w.clone()) for w in before]
+        patient = Muon(waiting, overlap=False)
+        set_grads(waiting, 0)
+        patient.step()
+    (folder / f"waiting.{rank}").write_text(" ".join(events))
+    assert all(torch.equal(a, b) for a, b in zip(params, waiting, strict=True))
 
 
 class Net(nn.Module):

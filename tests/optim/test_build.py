@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from speedrun.config.optimizer import Role
 from speedrun.config.resolve import resolve
-from speedrun.optim import orthogonalize
+from speedrun.optim import Muon, OptimError, orthogonalize
 from speedrun.optim.build import build_optimizer
 
 SPLIT = "optimizer.muon.split_qkv"
@@ -29,8 +29,28 @@ def test_every_role_gets_the_options_of_the_recipe(recipe: str, kind: str) -> No
         section = "muon" if matrix and kind == "muon" else "hidden" if matrix else role
         assert group["kind"] == (kind if matrix else "adam")
         options = getattr(config.optimizer, section)
-        assert {name: group[name] for name in options.names()} == options.values()
+        expected = options.values()
+        if "dtype" in expected:
+            expected["dtype"] = None  # auto: what the device does well
+        assert {name: group[name] for name in options.names()} == expected
         assert group["initial_lr"] == options.lr
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"), [("auto", None), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_the_numbers_of_muon_are_those_of_the_recipe(word: str, dtype: torch.dtype | None) -> None:
+    config = resolve("record-18", "nano", [f"optimizer.muon.dtype={word}"]).config
+    matrix = Parameter(torch.zeros(192, 192))
+    optimizer = build_optimizer([("matrix", matrix, "hidden")], config)
+    assert optimizer.param_groups[0]["dtype"] == dtype
+    (muon,) = optimizer.optimizers
+    assert isinstance(muon, Muon)
+    (bucket,) = muon.buckets
+    assert bucket.update.dtype == (dtype or torch.float32)
+    assert Muon([matrix], dtype=word).param_groups[0]["dtype"] == dtype
+    with pytest.raises(OptimError, match="dtype is 'fp8'"):
+        Muon([matrix], dtype="fp8")
 
 
 def test_a_fused_matrix_is_split_by_its_heads_where_the_recipe_says_so() -> None:

@@ -110,6 +110,13 @@ def test_gathers_hide_behind_compute(folder: Path) -> None:
         assert events == ["compute", "send", *["compute", "wait", "send"] * 7, "wait"]
 
 
+def test_they_can_be_waited_for(folder: Path) -> None:
+    """The same weights, to the bit, which the ranks have checked."""
+    for rank in range(RANKS):
+        events = (folder / f"waiting.{rank}").read_text().split()
+        assert events == ["compute", "send", "wait"] * 8
+
+
 @pytest.mark.parametrize("pieces", [1, 2, 4])
 def test_the_update_does_not_depend_on_how_a_batch_is_cut(folder: Path, pieces: int) -> None:
     whole, optimizer = ddp_steps(0, 1, None, 1)

@@ -92,6 +92,20 @@ def test_gradients_are_sent_once_a_step(recipe: str, tiny: Make, tmp_path: Path)
             assert sent["copied"] == 0
 
 
+def test_what_the_records_gained_time_by_changes_no_bit(tiny: Make, tmp_path: Path) -> None:
+    """Each technique of the step itself can be switched off, to be raced."""
+    off = ("machine.bucket_views=false", "machine.overlap_gathers=false", "machine.pinned=false",
+           "machine.prefetch=0")  # fmt: skip
+    for name, words in (("on", ()), ("off", off)):
+        config = tiny(*LONGER, "machine.microbatch=1", *words, recipe="record-18")
+        on_ranks(2, jobs.train, tmp_path, config, tmp_path / name)
+    assert losses(tmp_path / "on") == losses(tmp_path / "off")
+    assert same_bits(tensors(tmp_path / "on"), tensors(tmp_path / "off"))
+    on_ranks(2, jobs.count_what_is_sent, tmp_path, config, tmp_path)
+    sent = json.loads((tmp_path / "sent-0.json").read_text())
+    assert sent["copied"] > 0, "without views there is a copy to send from"
+
+
 def test_validation_is_equal_for_one_two_and_three_ranks(tiny: Make, tmp_path: Path) -> None:
     """Seven batches, which neither two nor three ranks share equally."""
     config = tiny("batch.tokens=384", "machine.microbatch=1", "validation.tokens=448")

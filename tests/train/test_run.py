@@ -13,9 +13,13 @@ import pytest
 import torch
 
 from speedrun.data.build import build_dataset
+from speedrun.data.find import open_dataset
 from speedrun.errors import ConfigError, RunError
+from speedrun.hardware import Probe
 from speedrun.locks import Owner
 from speedrun.report.page import page_data
+from speedrun.train import build
+from speedrun.train.environment import environment
 from speedrun.train.progress import Progress
 from speedrun.train.run import RunFolder
 from speedrun.train.trainer import Trainer
@@ -43,6 +47,39 @@ def test_a_run_leaves_everything_needed_to_read_and_repeat_it(tiny: Make, tmp_pa
         assert row.keys() >= {"kind", "step", "tokens", "seconds", "loss", "wall_seconds"}
         assert row["tokens"] == row["step"] * 256
     assert (tmp_path / "run/checkpoints/step-000008/model.safetensors").is_file()
+    (start,) = folder.read_metrics("start")
+    dataset = open_dataset(Path(config.data.dir))
+    for name in ("train", "val"):
+        split = dataset.split(name)
+        assert split.tokens > 0
+        found = [start[f"{name}_{what}"] for what in ("tokens", "documents", "bytes")]
+        assert found == [split.tokens, split.documents, split.bytes]
+
+
+@pytest.mark.parametrize(
+    ("program", "version"),
+    [("echo 570.86.15; echo 570.86.15", "570.86.15"), ("echo no driver; exit 9", None)],
+)
+def test_the_driver_of_a_gpu_is_noted(
+    program: str, version: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "nvidia-smi"
+    stand_in.write_text(f"#!/bin/sh\n{program}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    assert environment(torch.device("cuda"), "")["driver"] == version
+    assert environment(torch.device("cpu"), "")["driver"] is None
+
+
+def test_a_cpu_that_is_slow_in_bf16_refuses_it_for_muon(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "probe_bf16", lambda: Probe(None, "it was killed by signal 4"))
+    config = tiny("optimizer.muon.dtype=bf16", "model.layers=4", recipe="record-18")
+    with pytest.raises(ConfigError, match=r"optimizer.muon.dtype = 'bf16' .* signal 4; set opt"):
+        train(config, tmp_path / "run")
+    train(tiny("optimizer.muon.dtype=bf16", recipe="modern"), tmp_path / "adamw")
 
 
 def test_the_first_validation_is_ln_v_and_training_lowers_it(tiny: Make, tmp_path: Path) -> None:

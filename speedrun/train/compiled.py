@@ -1,0 +1,69 @@
+"""What torch.compile has made of a run: graphs, breaks in them, and graphs made again.
+
+A graph is made when training or validation first needs one. Any later one means that something
+which should be data was taken for a constant, and costs a minute at a step nobody expects.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+USES = 2  # of the model: training and validation
+
+
+class Compilations:
+    """Counted by looking, after each use of the model, at what the compiler has made so far."""
+
+    def __init__(self, *, few_guards: bool = False) -> None:
+        self._few_guards = few_guards
+        self.again = 0  # graphs made for a use that had its own already
+        self._uses: set[str] = set()
+        self._before = graphs()
+
+    def used(self, use: str) -> None:
+        """The model has been used for training or for validation."""
+        now = graphs()
+        if use in self._uses:
+            self.again += now - self._before
+        self._uses.add(use)
+        self._before = now
+
+    def guards(self) -> AbstractContextManager[Any]:
+        """What compiled code checks before it runs: with few guards no more than which graph it
+        is, once training and validation have theirs, as in records 16 and 17."""
+        if not self._few_guards or len(self._uses) < USES:
+            return nullcontext()
+        few: AbstractContextManager[Any] = torch.compiler.set_stance(
+            "default", skip_guard_eval_unsafe=True
+        )
+        return few
+
+    def as_dict(self) -> dict[str, int]:
+        broken = sum(_counters().get("graph_break", {}).values())
+        return {"graphs": graphs(), "graph_breaks": broken, "recompilations": self.again}
+
+    @property
+    def complaint(self) -> str:
+        """What to say of them at the end of a run; nothing where all is well."""
+        if not self.again:
+            return ""
+        return (
+            f"torch.compile had to make {self.again} graphs anew on the way; TORCH_LOGS=recompiles "
+            "says which value has changed"
+        )
+
+
+def graphs() -> int:
+    """Made in this process so far."""
+    return _counters().get("stats", {}).get("unique_graphs", 0)
+
+
+def _counters() -> Mapping[str, Mapping[str, int]]:
+    """The compiler's own; a process that has compiled nothing has not imported it."""
+    module = sys.modules.get("torch._dynamo.utils")
+    return {} if module is None else module.counters
