@@ -63,6 +63,15 @@ class ParamBlock:
         return sum(4 * math.prod(shape) for shape in shapes)
 
 
+@overload
+def where(good: None, yes: float, no: float) -> float: ...
+@overload
+def where(good: Tensor | None, yes: float, no: float) -> float | Tensor: ...
+def where(good: Tensor | None, yes: float, no: float) -> float | Tensor:
+    """A factor of an update: a number, or one that the device chooses when it gets there."""
+    return yes if good is None else torch.where(good, yes, no)
+
+
 class SlotOptimizer(Optimizer, ABC):
     """A torch.optim.Optimizer whose state follows from declared slots."""
 
@@ -125,8 +134,8 @@ class SlotOptimizer(Optimizer, ABC):
         """Allocate what a step needs, so that the first one takes no longer than the others."""
 
     @abstractmethod
-    def update(self) -> None:
-        """Update every parameter that has a gradient."""
+    def update(self, good: Tensor | None = None) -> None:
+        """Update every parameter that has a gradient; leave all as it is where not `good`."""
 
     # Param groups and steps. torch wraps `add_param_group` and `zero_grad` so that its compiler
     # leaves them alone, and the wrapper imports that compiler at its first call: 1.3 s of a run
@@ -180,6 +189,15 @@ class SlotOptimizer(Optimizer, ABC):
             self.refuse_non_finite()
         self.update()
         return loss
+
+    @torch.no_grad()
+    def step_where(self, good: Tensor) -> None:
+        """A step, or none at all, to the last bit, where `good` is false.
+
+        `good` is a 0-d boolean on the parameters' device, which nobody waits for: it enters the
+        arithmetic. Gradients may be anything where it is false.
+        """
+        self.update(good)
 
     def refuse_non_finite(self) -> None:
         refuse_non_finite((first.name, first.param) for first, *_ in self._by_parameter())

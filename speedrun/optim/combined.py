@@ -137,9 +137,10 @@ class CombinedOptimizer(SlotOptimizer):
     def refuse_non_finite(self) -> None:
         refuse_non_finite(self._named.items())
 
-    def update(self) -> None:
+    def update(self, good: Tensor | None = None) -> None:
+        assert good is None or not self.foreign, "whether theirs make a step is known beforehand"
         for optimizer in self.optimizers:
-            optimizer.update()
+            optimizer.update(good)
         watched = self._steps < WATCHED_FIRST or self._steps % WATCHED_EVERY == 0
         for foreign in self.foreign:
             others = [p for name, p in self._named.items() if name not in foreign.params]

@@ -26,7 +26,7 @@ from torch.optim.optimizer import ParamsT
 
 from speedrun.config.fields import Positive
 from speedrun.config.optimizer import MuonOptions, NamedCoefficients
-from speedrun.optim.base import ParamBlock, Shape, SlotOptimizer
+from speedrun.optim.base import ParamBlock, Shape, SlotOptimizer, where
 from speedrun.optim.buckets import (
     Bucket,
     MatrixBatch,
@@ -90,13 +90,15 @@ def muon_update(
     *,
     out: Tensor | None = None,
     scratch: Tensor | None = None,
+    good: Tensor | None = None,
 ) -> Tensor:
     """The updates of N matrices, to be taken off the weights times lr and the scale of the shape.
 
-    Changes the state (N, *slot shape) and uses the memory of the gradients.
+    Changes the state (N, *slot shape) and uses the memory of the gradients. Where not `good` the
+    state takes nothing of gradients that must be finite all the same.
     """
     mu = options["momentum"]
-    momentum_NRC = state["momentum"].lerp_(grad_NRC, 1 - mu)
+    momentum_NRC = state["momentum"].lerp_(grad_NRC, where(good, 1 - mu, 0.0))
     update_NRC = orthogonalize(
         grad_NRC.lerp_(momentum_NRC, mu) if options["nesterov"] else momentum_NRC,
         iterations=options["iterations"],
@@ -107,14 +109,14 @@ def muon_update(
         scratch=scratch,
     )
     if options["neuron_beta"]:
-        _even_out(update_NRC, state, options["neuron_beta"], scratch)
+        _even_out(update_NRC, state, where(good, 1 - options["neuron_beta"], 0.0), scratch)
     return update_NRC
 
 
 def _even_out(
-    update_NRC: Tensor, state: Mapping[str, Tensor], beta: float, scratch: Tensor | None
+    update_NRC: Tensor, state: Mapping[str, Tensor], share: float | Tensor, scratch: Tensor | None
 ) -> None:
-    """NorMuon: V <- lerp(V, mean O^2, 1 - beta) per neuron; O <- O / sqrt(V), as long as it was.
+    """NorMuon: V <- lerp(V, mean O^2, share) per neuron; O <- O / sqrt(V), as long as it was.
 
     The neurons are those along the longer side. V starts at 0 and needs no correction for that: it
     is too small by one factor for all of them, which the last step takes out. Beside the squares
@@ -134,7 +136,7 @@ def _even_out(
         squares_NRC = upright(scratch[: update_NRC.numel()], tuple(update_NRC.shape[-2:]))
         torch.mul(update_NRC, update_NRC, out=squares_NRC)
     square = squares_NRC.mean(across, keepdim=True, dtype=neurons.dtype)
-    neurons.lerp_(square, 1 - beta)
+    neurons.lerp_(square, share)
     # A neuron that never moved has V = 0 and O = 0, and keeps them.
     tiny = torch.finfo(neurons.dtype).tiny
     factor = neurons.clamp(min=tiny).rsqrt_()
@@ -197,22 +199,22 @@ class Muon(SlotOptimizer):
         """Make the buckets."""
         _ = self.buckets
 
-    def update(self) -> None:
+    def update(self, good: Tensor | None = None) -> None:
         """Compute, gather and apply, bucket by bucket; a gather runs while the next is computed."""
         gathering: tuple[Bucket, dist.Work] | None = None
         for bucket in self.buckets:
-            _compute(bucket, self.rank)
+            _compute(bucket, self.rank, good)
             if self.world == 1:
-                _apply(bucket)
+                _apply(bucket, good)
                 continue
             if gathering is not None:
-                _apply(*gathering)
+                _apply(gathering[0], good, gathering[1])
             gathering = bucket, all_gather(bucket.received, bucket.sent, self._process_group)
             if not bucket.group["overlap"]:
-                _apply(*gathering)
+                _apply(bucket, good, gathering[1])
                 gathering = None
         if gathering is not None:
-            _apply(*gathering)
+            _apply(gathering[0], good, gathering[1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_batches": self._batches}
@@ -223,7 +225,7 @@ class Muon(SlotOptimizer):
             batch.share_state(self.rank)
 
 
-def _compute(bucket: Bucket, rank: int) -> None:
+def _compute(bucket: Bucket, rank: int, good: Tensor | None) -> None:
     """Update the state of this rank's matrices and work out their updates in one batch."""
     mine = bucket.blocks_of[rank]
     if not mine:
@@ -237,13 +239,23 @@ def _compute(bucket: Bucket, rank: int) -> None:
         else:
             place.copy_(block.block.as_tiles(block.param.grad.contiguous()))
     options = {**bucket.group, "dtype": bucket.update.dtype}
-    muon_update(bucket.grad, bucket.state, options, out=bucket.update, scratch=bucket.scratch)
+    bad = None if good is None else good.logical_not()
+    if bad is not None:
+        bucket.grad.masked_fill_(bad, 0.0)
+    muon_update(
+        bucket.grad, bucket.state, options, out=bucket.update, scratch=bucket.scratch, good=good
+    )
+    if bad is not None:
+        bucket.update.masked_fill_(bad, 0.0)
     for slot, kept in before:
         slot.copy_(kept)
 
 
-def _apply(bucket: Bucket, work: dist.Work | None = None) -> None:
-    """Take the updates of a bucket, once gathered, off the weights; on every rank alike."""
+def _apply(bucket: Bucket, good: Tensor | None, work: dist.Work | None = None) -> None:
+    """Take the updates of a bucket, once gathered, off the weights; on every rank alike.
+
+    Where not `good` they are 0 already.
+    """
     if work is not None:
         work.wait()
     lr, shrink = bucket.group["lr"], bucket.group["lr"] * bucket.group["weight_decay"]
@@ -253,14 +265,18 @@ def _apply(bucket: Bucket, work: dist.Work | None = None) -> None:
                 continue
             weight = block.block.as_tiles(block.param)
             if shrink and bucket.group["cautious"]:
-                _shrink_cautiously(weight, update, shrink, bucket.scratch)
+                _shrink_cautiously(weight, update, shrink, bucket.scratch, good)
             elif shrink:
-                weight.mul_(1 - shrink)
+                weight.mul_(where(good, 1 - shrink, 1.0))
             weight.add_(update, alpha=-lr * update_scale(bucket.group["scale"], *update.shape[-2:]))
 
 
-def _shrink_cautiously(weight: Tensor, update: Tensor, shrink: float, scratch: Tensor) -> None:
+def _shrink_cautiously(
+    weight: Tensor, update: Tensor, shrink: float, scratch: Tensor, good: Tensor | None
+) -> None:
     """Shrink the weights where the update, which is taken off, does not make them grow."""
     agrees = scratch[: weight.numel()].view(weight.shape)
     torch.mul(update, weight, out=agrees).ge_(0)
+    if good is not None:
+        agrees.masked_fill_(good.logical_not(), 0.0)
     weight.addcmul_(weight, agrees, value=-shrink)

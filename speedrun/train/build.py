@@ -28,6 +28,7 @@ from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model.gpt import GPT
 from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
+from speedrun.model.planned import Planned
 from speedrun.model.trial import try_out
 from speedrun.optim.build import build_optimizer
 from speedrun.train.estimate import (
@@ -190,10 +191,8 @@ def choose_guards(config: Config, device: torch.device) -> bool:
     return device.type == "cuda" and not config.used_code()
 
 
-def build_model(
-    config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device, chosen: str
-) -> GPT:
-    """The model with the initial weights of the run's seed, compiled as `choose_compile` says."""
+def build_model(config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device) -> GPT:
+    """The model with the initial weights of the run's seed."""
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, vocab_size, config.batch.length, Parts.of(config))
     model.set_precision(dtype).to(device)
@@ -201,15 +200,17 @@ def build_model(
     if model.custom:
         try_out(model, AttentionPlanner(config, device, dtype).backend, trains=True)
     try_schedule(config)
-    # What a compiler finds is the same, whatever makes kernels of it; this one makes none.
-    backend = "aot_eager" if config.machine.device == "rehearsal" else "inductor"
-    if chosen == "model":
-        model.compile(backend=backend, fullgraph=True, dynamic=False)
-    elif chosen == "block":
-        # Blocks of one form share a graph: their weights are inputs of it.
-        for block in model.blocks:
-            block.compile(backend=backend, fullgraph=True, dynamic=False)
     return model
+
+
+def compile_passes(passes: Planned, chosen: str, *, rehearsal: bool) -> None:
+    """As `choose_compile` says: with its plan as one graph, or block by block, or not."""
+    # What a compiler finds is the same, whatever makes kernels of it; this one makes none.
+    backend = "aot_eager" if rehearsal else "inductor"
+    # Blocks of one form share a graph: their weights are inputs of it.
+    found = {"model": [passes], "block": [*passes.model.blocks], "none": []}[chosen]
+    for module in found:
+        module.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
 def try_code(config: Config) -> None:
@@ -219,5 +220,5 @@ def try_code(config: Config) -> None:
     device = choose_device(config.machine.device)
     rehearsal = config.machine.device == "rehearsal"
     dtype, _ = choose_precision(config.machine.precision, device, rehearsal=rehearsal)
-    model = build_model(config, vocab_size_of(config), dtype, device, "none")
+    model = build_model(config, vocab_size_of(config), dtype, device)
     build_optimizer(model.named_roles(), config)

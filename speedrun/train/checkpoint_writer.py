@@ -45,6 +45,10 @@ class CheckpointWriter:
         self._pending: Future[None] | None = None
         self.failure: str | None = None  # why the last checkpoint could not be written
 
+    def due_at(self, step: int) -> bool:
+        """By its number: all ranks know that before anybody asks."""
+        return bool(self._every.steps) and self.due(step)
+
     def due(self, step: int) -> bool:
         if self._every.steps:
             return step % self._every.steps == 0

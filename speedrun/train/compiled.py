@@ -7,11 +7,12 @@ which should be data was taken for a constant, and costs a minute at a step nobo
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
+
+from speedrun.errors import RunError
 
 USES = 2  # of the model: training and validation
 
@@ -33,15 +34,23 @@ class Compilations:
         self._uses.add(use)
         self._before = now
 
-    def guards(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def guards(self) -> Iterator[None]:
         """What compiled code checks before it runs: with few guards no more than which graph it
         is, once training and validation have theirs, as in records 16 and 17."""
         if not self._few_guards or len(self._uses) < USES:
-            return nullcontext()
-        few: AbstractContextManager[Any] = torch.compiler.set_stance(
-            "default", skip_guard_eval_unsafe=True
-        )
-        return few
+            yield
+            return
+        try:
+            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
+                yield
+        except RuntimeError as error:
+            if "skip_guard_eval_unsafe" not in str(error):
+                raise
+            raise RunError(
+                "a value that was a constant to compiled code has changed, and with "
+                "machine.guards=few no graph is made anew for it; set machine.guards=all"
+            ) from error
 
     def as_dict(self) -> dict[str, int]:
         broken = sum(_counters().get("graph_break", {}).values())

@@ -2,6 +2,9 @@
 
 A loss or gradient that is not finite on any rank means no update on every rank. What follows, from
 skipping a batch to rewinding to a checkpoint, is decided from numbers all ranks share.
+
+On a GPU these numbers are not waited for: whether the update is made is decided there, by a tensor
+that enters its arithmetic, and everybody else reads a step's report while the next one is computed.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ class Agreement:
 class Outcome(Agreement):
     """What a step came to, the same on every rank: told by the trainer, read by loop and log."""
 
+    step: int  # of the run, this one included
+    batch: int
     settings: Settings
     spike: float | None  # z-score of a loss far above the recent ones
     must_rewind: bool
@@ -50,20 +55,61 @@ class Outcome(Agreement):
         """A checkpoint is due, was asked for, or comes before a stop."""
         return self.pending.save or self.exit_code is not None
 
+    @property
+    def interrupts(self) -> bool:
+        """Something is to be done before the next step."""
+        return self.must_rewind or self.save
 
-def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pending) -> Agreement:
+    def after(self, earlier: Outcome | None) -> Outcome:
+        """This one, with what the one before it had asked for."""
+        if earlier is None:
+            return self
+        pending = (now or before for now, before in zip(self.pending, earlier.pending, strict=True))
+        must_rewind = self.must_rewind or earlier.must_rewind
+        return replace(self, pending=Pending(*pending), must_rewind=must_rewind)
+
+
+class Report:
+    """A step's numbers, on their way from the device; `good` and `norm` stay there."""
+
+    def __init__(self, numbers: Tensor, ranks: int) -> None:
+        """`numbers`: loss, how many ranks met one that is not finite, what was asked for, norm."""
+        self.good, self.norm = numbers[1] == 0, numbers[-1]
+        self._numbers, self._ranks = numbers, ranks
+        self._there: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record()
+
+    def read(self) -> Agreement:
+        """Waits until the device has come to the end of the backward."""
+        if self._there is not None:
+            self._there.synchronize()
+        total, nonfinite, *asked, norm = self._numbers.tolist()
+        return Agreement(
+            loss=math.nan if nonfinite else total / self._ranks,
+            grad_norm=norm,  # after DDP's averaging every rank has the same gradient
+            finite=not nonfinite,
+            pending=Pending(*(value > 0 for value in asked)),
+        )
+
+
+def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pending) -> Report:
     """One small all-reduce: the global loss, whether all is finite, what any rank was asked for."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
-    mine, size = loss.item(), norm.item()
-    bad = not (math.isfinite(mine) and math.isfinite(size))
-    total, nonfinite, *raised = world.sum([0.0 if bad else mine, bad, *pending])
-    return Agreement(
-        loss=math.nan if nonfinite else total / world.size,
-        grad_norm=size,  # after DDP's averaging every rank has the same gradient
-        finite=not nonfinite,
-        pending=Pending(*(value > 0 for value in raised)),
-    )
+    bad = (loss.isfinite() & norm.isfinite()).logical_not()
+    numbers = torch.zeros(3 + len(pending), dtype=torch.float64, device=loss.device)
+    numbers[0], numbers[1], numbers[-1] = loss.masked_fill(bad, 0.0), bad, norm
+    for place, asked in enumerate(pending, start=2):
+        if (
+            asked
+        ):  # a number is an argument of a kernel; a tensor of them would be a copy to wait for
+            numbers[place] = 1.0
+    world.add_up(numbers[:-1])
+    return Report(numbers, world.size)
 
 
 def heard(world: World, outcome: Outcome, pending: Pending) -> Outcome:

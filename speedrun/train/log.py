@@ -93,6 +93,7 @@ class Log:
         self._stretch_from, self._stretch_steps = start_seconds, 0
         self._first_seconds = self._last_seconds = start_seconds
         self._steps = 0
+        self._free = 1.0  # memory, looked at off the clock: asking a GPU's driver takes its time
         self._loss, self._rate, self._ms, self._wait = float("nan"), 0.0, 0.0, 0.0
 
     def event(self, kind: str, **values: Any) -> None:
@@ -102,16 +103,19 @@ class Log:
             self._display.note(SENTENCES[kind].format(**values))
 
     def step(self, progress: Progress, outcome: Outcome, wait: float) -> None:
-        """A step and its loss; `wait` are the seconds spent waiting for data so far."""
+        """A step and its loss, with the seconds as `progress` has them when it is told.
+
+        `wait` are the seconds spent waiting for data so far.
+        """
         ms = 1000 * (progress.seconds - self._last_seconds)
         rate = outcome.settings.learning_rate_multiplier
         self._last_seconds, self._steps = progress.seconds, self._steps + 1
         self._stretch_steps += 1
         self._loss, self._rate, self._ms, self._wait = outcome.loss, rate, ms, wait
-        view = self._view(progress)
+        view = self._view(progress, outcome.step)
         self.event(
             "train",
-            **self._where(progress),
+            **self._where(progress, outcome.step),
             loss=outcome.loss,
             grad_norm=outcome.grad_norm,
             lr_multiplier=rate,
@@ -121,19 +125,20 @@ class Log:
         )
         self._display.step(view)
         if not outcome.finite:
-            self.event("nonfinite", step=progress.step, batch=progress.batch - 1)
+            self.event("nonfinite", step=outcome.step, batch=outcome.batch)
         elif outcome.spike is not None:
-            self.event("spike", step=progress.step, loss=outcome.loss, z=round(outcome.spike, 2))
+            self.event("spike", step=outcome.step, loss=outcome.loss, z=round(outcome.spike, 2))
 
     def validation(self, progress: Progress, result: Validation) -> None:
+        self._free = memory_free(self._device)
         self.event(
             "val",
-            **self._where(progress),
+            **self._where(progress, progress.step),
             loss=result.loss,
             bits_per_byte=result.bits_per_byte,
             val_tokens=result.tokens,
         )
-        self._display.validation(self._view(progress))
+        self._display.validation(self._view(progress, progress.step))
 
     def peak(self, progress: Progress, measured: Peak) -> None:
         """A peak ends one stretch of steps and begins the next; each counts with both of its ends.
@@ -146,7 +151,7 @@ class Log:
         share = done / seconds * len(ends) / sum(ends) if seconds else None
         self.event(
             "peak",
-            **self._where(progress),
+            **self._where(progress, progress.step),
             peak_flops=measured.flops,
             peak_share=share,
             peak_seconds=round(measured.seconds, 6),
@@ -168,15 +173,15 @@ class Log:
         seconds = progress.seconds - self._stretch_from
         return seconds, self._stretch_steps * self._flops_per_step
 
-    def _where(self, progress: Progress) -> Mapping[str, Any]:
+    def _where(self, progress: Progress, step: int) -> Mapping[str, Any]:
         return {
-            "step": progress.step,
-            "tokens": progress.step * self._config.batch.tokens,
+            "step": step,
+            "tokens": step * self._config.batch.tokens,
             "seconds": round(progress.seconds, 6),
             "wall_seconds": round(progress.wall, 3),
         }
 
-    def _view(self, progress: Progress) -> StepView:
+    def _view(self, progress: Progress, step: int) -> StepView:
         seconds = progress.seconds - self._first_seconds
         each = seconds / self._steps if self._steps else 0.0
         speed = self._config.batch.tokens / each if each else 0.0
@@ -184,7 +189,7 @@ class Log:
         stretch, done = self._stretch(progress)
         crossed = progress.crossed
         return StepView(
-            step=progress.step,
+            step=step,
             total=self._last_step,
             loss=self._loss,
             lr_multiplier=self._rate,
@@ -193,13 +198,13 @@ class Log:
             tokens_per_second=speed,
             peak_share=done / stretch / self._peak.flops if self._peak and stretch > 0 else None,
             wait_share=wait_share,
-            eta=each * (self._last_step - progress.step),
+            eta=each * (self._last_step - step),
             val_loss=progress.val_loss,
             val_bpb=progress.val_bpb,
             val_tokens=self._config.validation.tokens,
             target=self._config.train.target,
             tokens_to_target=crossed.tokens(self._config.batch.tokens) if crossed else None,
-            verdict=_verdict(progress, self._loss, wait_share, memory_free(self._device)),
+            verdict=_verdict(progress, self._loss, wait_share, self._free),
         )
 
 

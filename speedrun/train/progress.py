@@ -38,9 +38,12 @@ class Progress:
     peak_seconds: float = 0.0  # spent on measuring, off the clock
     val_seconds: float = 0.0  # spent on validations, off the clock
 
-    def count_step(self, agreed: Agreement) -> float | None:
-        """Take a step into account; the z-score of its loss if that is a spike."""
+    def count_step(self) -> None:
+        """A step is under way; what comes of it is counted by `count_loss` when it is known."""
         self.step, self.batch = self.step + 1, self.batch + 1
+
+    def count_loss(self, agreed: Agreement) -> float | None:
+        """Take a step's numbers into account; the z-score of its loss if that is a spike."""
         if not agreed.finite:
             self.nonfinite += 1
             return None

@@ -1,6 +1,7 @@
 """A run in memory, on one rank: config, world, data, model, optimizer, progress; and its verbs.
 
     step      schedule -> batch -> forward and backward -> agreement of all ranks -> update
+    outcomes  what the steps came to: at once on a CPU, a step later where it would be waited for
     validate  the loss on the validation split, with the weights as they are
     save      a checkpoint, written in the background
     rewind    after steps that were not finite: back to the last good checkpoint, on with the data
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
 from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
+from speedrun.model.planned import Planned
 from speedrun.model.rehearsal import stand_in_for_a_gpu
 from speedrun.model.trial import as_it_was
 from speedrun.optim.build import build_optimizer
@@ -47,11 +50,12 @@ from speedrun.train.build import (
     choose_compile,
     choose_guards,
     choose_precision,
+    compile_passes,
     open_data,
 )
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.compiled import Compilations
-from speedrun.train.health import Outcome, agree
+from speedrun.train.health import Outcome, Report, agree
 from speedrun.train.log import Log, Peak
 from speedrun.train.progress import Progress
 from speedrun.train.signals import Pending
@@ -62,6 +66,15 @@ NONFINITE_STEPS = 3  # in a row, before the run goes back to a checkpoint
 REWINDS = 3  # before it gives up
 SMALL_BUCKETS = 1  # MB of gradients sent at once in a rehearsal, so that a toy has several, too
 PEAK_REPEATS = 3  # matmuls of which the best counts: some 35 ms on two cores
+
+
+class UnderWay(NamedTuple):
+    """A step whose numbers nobody has read yet."""
+
+    report: Report
+    settings: Settings
+    step: int
+    batch: int
 
 
 class Trainer:
@@ -94,9 +107,11 @@ class Trainer:
         self.loader, self.microbatches = self.data.loader, self.data.microbatches
         vocab_size = self.data.dataset.vocab_size
         compiled, why = choose_compile(config.machine.compile, world.device, **how)
-        self.model = build_model(config, vocab_size, self.dtype, world.device, compiled)
-        self.parallel: nn.Module = self.model  # or DistributedDataParallel around it
+        self.model = build_model(config, vocab_size, self.dtype, world.device)
         self.planner = AttentionPlanner(config, world.device, self.dtype)
+        self.passes = Planned(self.model, self.planner)
+        compile_passes(self.passes, compiled, **how)
+        self.parallel: nn.Module = self.passes  # or DistributedDataParallel around it
         if self.rehearsal:
             stand_in_for_a_gpu()
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
@@ -105,6 +120,11 @@ class Trainer:
         few = self.compiles and choose_guards(config, world.device)
         self.compilations = Compilations(few_guards=few)
         self.optimizer = build_optimizer(self.model.named_roles(), config)
+        # Where a step's numbers are read before its update. A CPU has them anyway; an optimizer of
+        # somebody else's cannot leave a step out by itself.
+        on_gpu = world.device.type == "cuda" or self.rehearsal
+        self.waits = not on_gpu or bool(self.optimizer.foreign)
+        self._under_way: deque[UnderWay] = deque()
         # Written at every start and into every checkpoint, so that an edited file is found out.
         self.identity: dict[str, Any] = {
             "dataset_fingerprint": self.data.dataset.fingerprint,
@@ -126,7 +146,9 @@ class Trainer:
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
             f"torch.compile: {compiled}{why}",
             *(foreign.about for foreign in self.optimizer.foreign),
-        )
+            *(["each step waits for its finite check: an optimizer that is not ours cannot leave "
+               "an update out by itself"] if on_gpu and self.waits else []),
+        )  # fmt: skip
 
     def share_gradients(self) -> None:
         """Average gradients over ranks, in the very buckets they are sent in; all ranks call this.
@@ -143,14 +165,14 @@ class Trainer:
                 "forward_sync_buffers" if newer else "broadcast_buffers": changing
             }
             self.parallel = DistributedDataParallel(
-                self.model,
+                self.passes,
                 gradient_as_bucket_view=self.config.machine.bucket_views,
                 bucket_cap_mb=SMALL_BUCKETS if self.rehearsal else None,
                 find_unused_parameters=not self.model.blocks_are_ours,
                 **quiet,
             )
 
-    def step(self, asked: Callable[[], Pending] = Pending) -> Outcome:
+    def step(self, asked: Callable[[], Pending] = Pending) -> None:
         """One update of the weights, or none if loss or gradient is not finite on some rank.
 
         `asked` is called after the backward, so that a stop waits for no second step; what was
@@ -158,15 +180,44 @@ class Trainer:
         """
         settings = self.apply_settings()
         loss = self.forward_backward(next(self.loader))
-        agreed = agree(self.world, loss, self.model.parameters(), asked())
-        if agreed.finite:
+        report = agree(self.world, loss, self.model.parameters(), asked())
+        self.update(report)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.progress.count_step()
+        place = self.progress.step, self.progress.batch - 1
+        self._under_way.append(UnderWay(report, settings, *place))
+
+    def update(self, report: Report) -> None:
+        """Of a GPU nothing is asked here: the weights stay as they are where not `report.good`."""
+        if not self.waits:
+            self._clip_gradients(report.norm)
+            self.optimizer.step_where(report.good)
+        elif (agreed := report.read()).finite:
             self._clip_gradients(agreed.grad_norm)
             with self._failing_together():
                 self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        spike = self.progress.count_step(agreed)
-        must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
-        return Outcome(**vars(agreed), settings=settings, spike=spike, must_rewind=must_rewind)
+
+    def outcomes(self, *, everything: bool = False) -> Iterator[Outcome]:
+        """Of the steps so far that were not told yet, but for the last where it is waited for.
+
+        `everything` waits for that one, too.
+        """
+        left = 0 if everything or self.waits else 1
+        while len(self._under_way) > left:
+            report, settings, step, batch = self._under_way.popleft()
+            agreed = report.read()
+            spike = self.progress.count_loss(agreed)
+            must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
+            if must_rewind:
+                self._under_way.clear()  # a rewind will undo it
+            yield Outcome(
+                **vars(agreed),
+                step=step,
+                batch=batch,
+                settings=settings,
+                spike=spike,
+                must_rewind=must_rewind,
+            )
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
@@ -183,7 +234,7 @@ class Trainer:
 
         Ranks average their gradients during the last backward only.
         """
-        self.model.train()
+        self.passes.train()
         if self.model.custom:
             self._seed_step()
         total = torch.zeros((), device=self.world.device)
@@ -205,8 +256,7 @@ class Trainer:
 
     def training_loss(self, batch: Batch) -> Tensor:
         """Through the module that averages gradients over ranks."""
-        plan = self.planner.plan(batch.documents)
-        loss: Tensor = self.parallel(batch.inputs, plan, batch.targets)
+        loss: Tensor = self.parallel(batch.inputs, batch.documents, batch.targets)
         self.compilations.used("training")
         return loss
 
@@ -279,10 +329,10 @@ class Trainer:
         return Peak(sum(self.world.gather(flops)), max(self.world.gather(seconds)))
 
     def validation_loss(self, batch: Batch) -> Tensor:
-        self.model.eval()
-        plan = self.planner.plan(batch.documents)
-        with telling(self.model.custom.values(), f"in validation at step {self.progress.step}"):
-            loss: Tensor = self.model(batch.inputs, plan, batch.targets)
+        self.passes.eval()
+        where = telling(self.model.custom.values(), f"in validation at step {self.progress.step}")
+        with where, self.compilations.guards():
+            loss: Tensor = self.passes(batch.inputs, batch.documents, batch.targets)
         self.compilations.used("validation")
         return loss
 
@@ -311,6 +361,7 @@ class Trainer:
 
     def save(self, checkpoints: CheckpointWriter) -> None:
         """All ranks call this: each holds a share of the optimizer's state."""
+        assert not self._under_way, "what a step came to is part of where a run stands"
         step, progress = self.progress.step, finite(self.progress.to_save())
         meta = {"step": step, "progress": progress, **self.identity}
         self._compare_ranks()
@@ -379,9 +430,10 @@ class Trainer:
         return self.compiles or self.world.size > 1
 
     def warm_up(self) -> None:
-        """A pass over made-up tokens: compiles, allocates, and finds what cannot work.
+        """A step on made-up tokens: compiles, allocates, and finds what cannot work.
 
-        No weight, moment or random number is touched, so a run is the same with and without it.
+        No weight, moment or random number is changed, so a run is the same with and without it:
+        the update is left out as that of a loss that is not finite.
         """
         rows = self.config.batch.tokens // self.config.batch.length // self.world.size
         shape = (rows if self.compiles else self.microbatches, self.config.batch.length)
@@ -389,7 +441,9 @@ class Trainer:
         batch = Batch(ids.int(), ids, torch.zeros(shape, dtype=torch.int32))
         self.apply_settings()
         with as_it_was(self.model):  # code of a user's own may count in a forward pass
-            self.forward_backward(batch.to(self.world.device))
+            loss = self.forward_backward(batch.to(self.world.device))
+            if not self.waits:
+                self.update(agree(self.world, loss * math.nan, self.model.parameters(), Pending()))
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.prepare()
 
@@ -398,9 +452,11 @@ class Trainer:
             return self.parallel.no_sync()
         return nullcontext()
 
-    def _clip_gradients(self, norm: float) -> None:
+    def _clip_gradients(self, norm: float | Tensor) -> None:
         """Scale gradients of the given norm down to `optimizer.clip`, if there is a limit."""
         limit = self.config.optimizer.clip
-        if limit and norm > limit:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if limit and isinstance(norm, Tensor):
+            torch._foreach_mul_(gradients, (limit / norm).clamp(max=1.0).float())
+        elif limit and norm > limit:
             torch._foreach_mul_(gradients, limit / norm)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -90,6 +91,11 @@ class World:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor)
         return [float(value) for value in tensor]
+
+    def add_up(self, tensor: Tensor) -> None:
+        """Each number becomes the sum over all ranks, where it is; nobody waits for it."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
 
     def gather(self, value: float) -> list[float]:
         """Every rank's value, in the order of the ranks."""

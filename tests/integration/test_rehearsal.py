@@ -26,6 +26,7 @@ from speedrun.train.world import World
 from tests.train import jobs
 from tests.train.children import on_ranks, speedrun
 from tests.train.heard import Make, losses, newest, same_bits, tensors
+from tests.train.waits import NoWaits
 from tests.waiting import PATIENCE
 
 TOY = ("model.layers=4", "model.width=64", "batch.length=512", "batch.tokens=1024",
@@ -91,9 +92,37 @@ def train_with_a_look_at_a_number(world: World, config: Config, folder: Path) ->
 
 
 def near(found: list[float], expected: list[float]) -> bool:
-    """The first steps one by one; later ones on average, since differences grow by themselves."""
+    """The first third one by one; later ones on average, since differences grow by themselves."""
     apart = [abs(a - b) for a, b in zip(found, expected, strict=True)]
-    return fmean(apart) <= rehearse.TOLERANCE and max(apart[:8]) <= rehearse.TOLERANCE
+    early = apart[: len(apart) // 3]
+    return max(early, default=0.0) <= rehearse.TOLERANCE >= fmean(apart)
+
+
+def step_unasked(world: World, config: Config, folder: Path) -> None:
+    """Steps as on a GPU, in which Python asks for no number; what it would be told if it did."""
+    trainer = Trainer(config, replace(world, device=choose_device("cpu")), Path(config.data.dir))
+    assert not trainer.waits
+    with trainer.loader:
+        weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+        before = weights | trainer.optimizer.export_state()
+        trainer.warm_up()
+        after = trainer.model.state_dict() | trainer.optimizer.export_state()
+        assert same_bits(before, after), "an update was made, and it left everything as it was"
+        # torch compiles nothing that is watched; but for that it is the code that is captured.
+        with torch.compiler.set_stance("force_eager"), NoWaits() as watched:
+            for _ in range(3):
+                trainer.step()
+        told = [*trainer.outcomes(everything=True)]
+    assert [outcome.finite for outcome in told] == [True] * 3
+    assert not same_bits(weights, trainer.model.state_dict())
+    (folder / "operations").write_text(str(watched.operations))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_waits_for_nothing(recipe: str, tiny: Make, tmp_path: Path) -> None:
+    config = tiny(*TOY, "machine.device=rehearsal", "optimizer.clip=1.0", recipe=recipe)
+    on_ranks(1, step_unasked, tmp_path, config, tmp_path)
+    assert int((tmp_path / "operations").read_text()) > 1000
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -144,7 +173,7 @@ def test_what_would_go_wrong_on_a_gpu_is_found(tiny: Make, tmp_path: Path) -> No
     (end,) = RunFolder(tmp_path / "constant").read_metrics("end")
     assert end["recompilations"] >= 2
     on_ranks(1, train_with_a_look_at_a_number, tmp_path, config, tmp_path / "look")
-    assert "Data-dependent" in (tmp_path / "said").read_text()
+    assert "data-dependent" in (tmp_path / "said").read_text().lower()
 
 
 def test_few_guards_change_nothing(tiny: Make, tmp_path: Path) -> None:
@@ -159,7 +188,8 @@ def test_few_guards_change_nothing(tiny: Make, tmp_path: Path) -> None:
         name: RunFolder(tmp_path / f"{name}-changing").read_metrics("end")[-1]["recompilations"]
         for name in ("all", "few")
     }
-    assert anew["few"] < anew["all"]
+    assert anew["all"] >= 2
+    assert anew["few"] == 0, "nobody looked"
 
 
 WAITS = """

@@ -317,7 +317,7 @@ def test_code_that_does_not_fit_is_told_in_a_sentence(tmp_path: Path, case: str)
     if "long rows" in case:
         config = config.model_copy(update={"batch": BatchConfig(length=256, tokens=256)})
     with pytest.raises(ConfigError, match=complaint):
-        build_model(config, V, torch.float32, torch.device("cpu"), "none")
+        build_model(config, V, torch.float32, torch.device("cpu"))
 
 
 def test_what_is_kept_from_the_first_forward_may_be_kept(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ PAGE = ROOT / "docs/own-technique.md"
 def test_the_documented_techniques_work(tmp_path: Path, recipe: str) -> None:
     write_files(PAGE, tmp_path)
     config = resolve(str(tmp_path / recipe), "pico", ["model.width=64", "model.heads=2"]).config
-    model = build_model(config, V, torch.float32, torch.device("cpu"), "none")
+    model = build_model(config, V, torch.float32, torch.device("cpu"))
     assert {part.key for part in model.custom.values()} == {*config.used_code()} - SCHEDULE
     assert {*config.used_code()} & SCHEDULE == (SCHEDULE if recipe == "around.toml" else set())
     assert follows_cache(model)

@@ -128,7 +128,7 @@ def test_a_function_that_was_renamed_or_is_called_elsewhere_fails_the_picture() 
     with pytest.raises(AttributeError):
         find("speedrun.train.trainer:Trainer.stride")
     with pytest.raises(AssertionError, match="does not call agree"):
-        check_order(f"{step.TRAINER}.step", ("self.optimizer.step", "agree"))
+        check_order(f"{step.TRAINER}.step", ("self.update", "agree"))
     step.check()
 
 

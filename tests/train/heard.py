@@ -15,11 +15,14 @@ from speedrun.terminal.display import PlainDisplay
 from speedrun.train import checkpoint
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.guard import Sink
+from speedrun.train.health import Outcome
 from speedrun.train.log import Display, Log, StepView
 from speedrun.train.request import Interval, Request
 from speedrun.train.run import RunFolder
 from speedrun.train.session import run_training
+from speedrun.train.signals import Pending
 from speedrun.train.summary import Summary
+from speedrun.train.trainer import Trainer
 from speedrun.train.world import World
 
 Make = Callable[..., Config]
@@ -46,6 +49,13 @@ class Heard(PlainDisplay):
         self._at.get(view.step, lambda: None)()
         if view.step == self._at_step or self._shown == self._after:
             signal.raise_signal(signal.SIGINT)
+
+
+def step(trainer: Trainer, asked: Callable[[], Pending] = Pending) -> Outcome:
+    """One step, and what it came to."""
+    trainer.step(asked)
+    *_, outcome = trainer.outcomes(everything=True)
+    return outcome
 
 
 def train(config: Config, folder: Path, display: Heard | None = None, **how: Any) -> Summary:

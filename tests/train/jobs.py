@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,18 +94,18 @@ def spoil(world: World, rank: int, steps: set[int]) -> None:
 def train_with_a_nan(world: World, config: Config, folder: Path, step: int) -> None:
     """Rank 1 meets a NaN at `step`; every rank writes its weights and moments at every step."""
     spoil(world, 1, {step})
-    step_of = Trainer.step
+    outcomes_of = Trainer.outcomes
 
-    def recorded(self: Trainer, *arguments: Any) -> Outcome:
-        outcome = step_of(self, *arguments)
-        number = self.progress.step
-        tensors = {**self.model.state_dict(), **self.optimizer.export_state()}
-        save_file(tensors, folder / f"rank-{world.rank}-step-{number}.safetensors")
-        facts = json.dumps([outcome.finite, None if math.isnan(outcome.loss) else outcome.loss])
-        (folder / f"rank-{world.rank}-step-{number}.json").write_text(facts)
-        return outcome
+    def recorded(self: Trainer, *, everything: bool = False) -> Iterator[Outcome]:
+        del everything
+        for outcome in outcomes_of(self, everything=True):
+            tensors = {**self.model.state_dict(), **self.optimizer.export_state()}
+            save_file(tensors, folder / f"rank-{world.rank}-step-{outcome.step}.safetensors")
+            facts = json.dumps([outcome.finite, None if math.isnan(outcome.loss) else outcome.loss])
+            (folder / f"rank-{world.rank}-step-{outcome.step}.json").write_text(facts)
+            yield outcome
 
-    Trainer.step = recorded  # type: ignore[method-assign, assignment]
+    Trainer.outcomes = recorded  # type: ignore[method-assign]
     train(world, config, folder / "run", {"warm_up": False})
 
 

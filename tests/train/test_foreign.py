@@ -27,6 +27,7 @@ from tests.train.heard import (
     newest,
     quiet_log,
     same_bits,
+    step,
     tensors,
     train,
     values,
@@ -98,18 +99,18 @@ def test_a_rewind_puts_everything_back(
     config = tiny(*ALL)
     with trainer_of(config) as trainer, closing(writer_into(tmp_path)) as writer:
         for _ in range(2):
-            trainer.step()
+            step(trainer)
         trainer.save(writer)
         before = state(trainer)
-        trainer.step()
+        step(trainer)
         assert not same_bits(before, state(trainer))
         spoil(trainer, monkeypatch, {3, 4, 5})
-        outcomes = [trainer.step() for _ in range(NONFINITE_STEPS)]
+        outcomes = [step(trainer) for _ in range(NONFINITE_STEPS)]
         assert outcomes[-1].must_rewind
         trainer.rewind(writer, quiet_log(config))
         after = state(trainer)
         assert same_bits(before, after)
-        assert trainer.step().finite
+        assert step(trainer).finite
 
 
 def test_ranks_do_the_same_or_the_run_ends(tiny: Make, tmp_path: Path) -> None:

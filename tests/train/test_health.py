@@ -59,12 +59,12 @@ def test_only_finite_losses_enter_the_window() -> None:
     progress = Progress(recent=[4.0, 4.1] * SPIKE_LEAST)
     for bad in (math.nan, math.inf, -math.inf):
         before = list(progress.recent)
-        assert progress.count_step(Agreement(bad, 1.0, False, Pending())) is None
+        assert progress.count_loss(Agreement(bad, 1.0, False, Pending())) is None
         assert progress.recent == before
     for index in range(200):
-        progress.count_step(Agreement(4.0 + 0.01 * (index % 7), 1.0, True, Pending()))
+        progress.count_loss(Agreement(4.0 + 0.01 * (index % 7), 1.0, True, Pending()))
     assert len(progress.recent) == SPIKE_WINDOW
-    assert progress.count_step(Agreement(9.0, 1.0, True, Pending())) is not None
+    assert progress.count_loss(Agreement(9.0, 1.0, True, Pending())) is not None
 
 
 def test_a_spike_in_a_run_is_flagged_and_a_nan_before_it_hides_nothing(

@@ -22,7 +22,7 @@ from speedrun.train.request import Interval, Request
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls, Pending
 from speedrun.train.trainer import Trainer
-from tests.train.heard import ALONE, Heard, Make, quiet_log, same_bits, writer_into
+from tests.train.heard import ALONE, Heard, Make, quiet_log, same_bits, step, writer_into
 from tests.train.heard import train as run_once
 
 
@@ -114,9 +114,9 @@ def test_the_validation_of_step_0_is_of_the_weights_before_the_first_step(
     stepped = Trainer(config, ALONE, Path(config.data.dir))
     with untouched.loader, stepped.loader:
         first = untouched.validate().loss
-        stepped.step()
+        step(stepped)
         after_one = stepped.validate().loss
-        stepped.step()
+        step(stepped)
     seen: list[tuple[int, float, float]] = []
 
     class Sink:

@@ -12,6 +12,7 @@ from speedrun.train.progress import Progress
 from speedrun.train.run import RunFolder
 from speedrun.train.trainer import Trainer
 from tests.train.heard import ALONE, Heard, Make, quiet_log, train, values
+from tests.train.heard import step as one_step
 
 
 class Rows:
@@ -30,7 +31,7 @@ def test_a_stretch_counts_with_the_peaks_at_its_ends(tiny: Make) -> None:
     work = float(config.batch.tokens)
     trainer = Trainer(config, ALONE, Path(config.data.dir))
     with trainer.loader:
-        outcome = trainer.step()
+        outcome = one_step(trainer)
 
     def step(seconds: float) -> None:
         progress.step += 1

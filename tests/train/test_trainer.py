@@ -22,7 +22,7 @@ from speedrun.train import checkpoint
 from speedrun.train.progress import Progress
 from speedrun.train.signals import Pending
 from speedrun.train.trainer import NONFINITE_STEPS, Trainer
-from tests.train.heard import ALONE, Make, newest, quiet_log, same_bits, writer_into
+from tests.train.heard import ALONE, Make, newest, quiet_log, same_bits, step, writer_into
 
 # Record 18 and its successors need four layers, for halves that mirror each other.
 SIZES = ("model.layers=4", "batch.length=512", "batch.tokens=512", "validation.tokens=512")
@@ -63,7 +63,7 @@ class Events:
 def test_the_first_step_moves_the_head_and_counts(tiny: Make) -> None:
     with trainer_of(tiny()) as trainer:
         before = state(trainer)
-        outcome = trainer.step()
+        outcome = step(trainer)
         after = state(trainer)
     # The head starts at zero, so the first gradient reaches it and nothing else.
     assert not torch.equal(before["head.weight"], after["head.weight"])
@@ -93,7 +93,7 @@ def test_a_step_uses_the_settings_of_its_own_number(tiny: Make) -> None:
     with trainer_of(config) as trainer:
         rates = []
         for _ in range(8):
-            trainer.step()
+            step(trainer)
             rates += [group["lr"] / group["initial_lr"] for group in trainer.optimizer.param_groups]
     groups = len(trainer.optimizer.param_groups)
     wanted = [settings_at(config, step).learning_rate_multiplier for step in range(8)]
@@ -119,16 +119,16 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_counts(
     tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with trainer_of(tiny("optimizer.kind=muon")) as trainer:
-        trainer.step()
+        step(trainer)
         before = state(trainer)
         spoil(trainer, monkeypatch, {1})
-        outcome = trainer.step()
+        outcome = step(trainer)
         assert same_bits(before, state(trainer))
         assert not outcome.finite
         assert math.isnan(outcome.loss)
         assert (trainer.progress.step, trainer.progress.nonfinite) == (2, 1)
         assert len(trainer.progress.recent) == 1
-        assert trainer.step().finite
+        assert step(trainer).finite
         assert trainer.progress.nonfinite == 0
         assert not same_bits(before, state(trainer))
 
@@ -147,7 +147,7 @@ def test_gradients_above_the_limit_are_scaled_to_it(
             update()
 
         monkeypatch.setattr(trainer.optimizer, "step", spied)
-        outcome = trainer.step()
+        outcome = step(trainer)
     assert outcome.grad_norm > 0.01
     assert norm == pytest.approx(0.001, rel=1e-4)
 
@@ -166,7 +166,7 @@ def test_what_was_asked_for_comes_back_with_the_step(
     tiny: Make, pending: Pending, save: bool, code: int | None
 ) -> None:
     with trainer_of(tiny()) as trainer:
-        outcome = trainer.step(lambda: pending)
+        outcome = step(trainer, lambda: pending)
     assert (outcome.save, outcome.exit_code) == (save, code)
     assert trainer.progress.step == 1  # the step is done all the same
 
@@ -178,9 +178,9 @@ def test_training_and_validation_have_losses_of_their_own(
         honest = trainer.validate().loss
         plain = Loss.training_loss
         monkeypatch.setattr(Loss, "training_loss", lambda *inputs: 2 * plain(*inputs))
-        assert trainer.step().loss == pytest.approx(2 * honest, rel=1e-4)
+        assert step(trainer).loss == pytest.approx(2 * honest, rel=1e-4)
         assert trainer.validate().loss < 1.1 * honest
-        assert trainer.step().loss > 1.5 * honest  # back to training after a validation
+        assert step(trainer).loss > 1.5 * honest  # back to training after a validation
 
 
 def test_validation_sees_further_than_training_if_told_to(
@@ -201,9 +201,9 @@ def test_validation_sees_further_than_training_if_told_to(
                 return loss
 
             monkeypatch.setattr(trainer, name, watched)
-        trainer.step()
+        step(trainer)
         trainer.validate()
-        trainer.step()
+        step(trainer)
     assert (seen[0], set(seen[1:-1]), seen[-1]) == (1, {3}, 1)
 
 
@@ -216,7 +216,7 @@ def test_validation_touches_no_weight_and_counts_the_target(tiny: Make) -> None:
         assert trainer.progress.val_loss == first.loss
         assert (trainer.progress.crossed, trainer.finished) == (None, False)
         while trainer.progress.val_loss > 5.9:
-            trainer.step()
+            step(trainer)
             trainer.validate()
         crossed = trainer.progress.crossed
         assert crossed is not None
@@ -241,11 +241,11 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tiny: Make, tmp_path: Path, reci
     config = tiny(*SIZES, recipe=recipe)
     with trainer_of(config) as trainer, closing(writer_into(tmp_path)) as writer:
         for _ in range(3):
-            trainer.step()
+            step(trainer)
         trainer.save(writer)
         writer.finish()
         saved = state(trainer)
-        losses = [trainer.step().loss for _ in range(3)]
+        losses = [step(trainer).loss for _ in range(3)]
         ended = state(trainer)
     found = newest(tmp_path)
     progress = Progress(**found.meta["progress"])
@@ -254,7 +254,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(tiny: Make, tmp_path: Path, reci
         assert not same_bits(saved, state(again))
         again.restore(found)
         assert same_bits(saved, state(again))
-        assert [again.step().loss for _ in range(3)] == losses
+        assert [step(again).loss for _ in range(3)] == losses
         assert same_bits(ended, state(again))
 
 
@@ -276,13 +276,13 @@ def test_a_rewind_restores_the_weights_and_goes_on_with_the_data(
     config, events = tiny(), Events()
     log = quiet_log(config, events)
     with trainer_of(config) as trainer, closing(writer_into(tmp_path)) as writer:
-        trainer.step()
-        trainer.step()
+        step(trainer)
+        step(trainer)
         trainer.save(writer)
         saved = state(trainer)
-        trainer.step()
+        step(trainer)
         spoil(trainer, monkeypatch, {3, 4, 5})
-        outcomes = [trainer.step() for _ in range(NONFINITE_STEPS)]
+        outcomes = [step(trainer) for _ in range(NONFINITE_STEPS)]
         trainer.save(writer)  # while the run is not well: nothing to go back to
         assert [outcome.must_rewind for outcome in outcomes] == [False, False, True]
         trainer.rewind(writer, log)
@@ -290,7 +290,7 @@ def test_a_rewind_restores_the_weights_and_goes_on_with_the_data(
         assert (trainer.progress.step, trainer.progress.batch) == (2, 6)
         assert (trainer.progress.nonfinite, trainer.progress.rewinds) == (0, 1)
         assert checkpoint.folders(tmp_path) == [tmp_path / "step-000002"]
-        assert trainer.step().finite
+        assert step(trainer).finite
     assert events.seen == [("rewind", {"step": 2, "from_step": 6, "batch": 6})]
 
 
@@ -301,7 +301,7 @@ def test_a_rewind_without_a_checkpoint_gives_up_with_a_report(
     with trainer_of(config) as trainer, closing(writer_into(tmp_path)) as writer:
         spoil(trainer, monkeypatch, {0, 1, 2})
         for _ in range(NONFINITE_STEPS):
-            trainer.step()
+            step(trainer)
         with pytest.raises(RunError, match=r"no checkpoint to go back to.*--checkpoint-every"):
             trainer.rewind(writer, quiet_log(config, events))
     assert [kind for kind, _ in events.seen] == ["gave_up"]

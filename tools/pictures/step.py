@@ -16,14 +16,18 @@ LOOP = "speedrun.train.loop:train"
 TRAINER = "speedrun.train.trainer:Trainer"
 # Who calls what the picture shows, in its order.
 ORDER = {
-    LOOP: ("trainer.step", "log.step", "trainer.validate", "trainer.rewind", "trainer.save"),
+    LOOP: ("trainer.outcomes", "log.step", "trainer.step", "told", "trainer.validate",
+           "trainer.rewind", "trainer.save"),
     f"{TRAINER}.step": (
-        "self.apply_settings", "next", "self.forward_backward", "agree", "self._clip_gradients",
-        "self.optimizer.step", "self.optimizer.zero_grad", "self.progress.count_step", "Outcome",
+        "self.apply_settings", "next", "self.forward_backward", "agree", "self.update",
+        "self.optimizer.zero_grad", "self.progress.count_step", "UnderWay",
     ),
+    f"{TRAINER}.update": ("self._clip_gradients", "self.optimizer.step"),
+    f"{TRAINER}.outcomes": ("report.read", "self.progress.count_loss", "Outcome"),
     f"{TRAINER}.apply_settings": ("settings_at", "part.apply_settings"),
     f"{TRAINER}.forward_backward": ("batch.split", "self.training_loss", "loss.backward"),
-    f"{TRAINER}.training_loss": ("self.planner.plan", "self.parallel"),
+    f"{TRAINER}.training_loss": ("self.parallel",),
+    "speedrun.model.planned:Planned.forward": ("self.planner.plan", "self.model"),
     "speedrun.optim.build:build_optimizer": ("CombinedOptimizer",),
     "speedrun.optim.combined:CombinedOptimizer.update": ("optimizer.update",),
 }  # fmt: skip
@@ -49,12 +53,13 @@ STAGES = (
     Stage(f"{TRAINER}.forward_backward", "backward(): gradients add up, ranks average them",
           "loss, gradients", inner=True),
     Stage("speedrun.train.health:agree", "one small all-reduce: mean loss, all finite, stop asked",
-          "Agreement"),
-    Stage(f"{TRAINER}._clip_gradients", "only where a recipe sets optimizer.clip", "gradients"),
+          "Report"),
+    Stage(f"{TRAINER}.update", "the norm is held to optimizer.clip, if a recipe sets it",
+          "gradients"),
     Stage("speedrun.optim.combined:CombinedOptimizer.step",
           "record 18: Muon for hidden matrices, else Adam", "new weights"),
-    Stage("speedrun.train.progress:Progress.count_step",
-          "steps and batches done; is the loss a spike?", "Outcome"),
+    Stage(f"{TRAINER}.outcomes", "read here, on a GPU one step later; is the loss a spike?",
+          "Outcome"),
     Stage("speedrun.train.log:Log.step", "one line of metrics.jsonl"),
 )  # fmt: skip
 AFTER = ("validate", "rewind", "save")
@@ -124,7 +129,7 @@ def draw() -> str:
         # Outside the frame, where an arrow crosses its border.
         label = below + (20 if stage.inner == following.inner else 33 if stage.inner else 16)
         picture.text(ARROW + 12, label, stage.gives, size=13)
-        if stage.gives == "Agreement":
+        if stage.gives == "Report":
             picture.text(RIGHT, label, "not finite: no update", size=13, anchor="end", fill="mark")
     picture.rect(20, end, WIDTH - 40, 92, "none", stroke="line", radius=8)
     picture.text(RIGHT, end + 24, "off the clock, when due", size=13, anchor="end", fill="soft")
