@@ -125,9 +125,17 @@ def _trust(node: Node, shares: Shares, left_out: int | None) -> str:
 def _what_would_fit(
     recipe: str, track: str, overrides: Sequence[str], node: Node, shares: Shares
 ) -> str:
-    """The longest rows that fit, halved as often as it takes."""
+    """Blocks computed again, or the longest rows that fit, halved as often as it takes."""
     length = _read(recipe, track, overrides)[0].batch.length
     room = f"{USABLE:.0%} of {size_text(node.chip.memory)}"
+    again = "machine.recompute=true"
+    found = plan(*_read(recipe, track, [*overrides, again]), node, shares)
+    if found.fits:
+        return (
+            f"To fit into {room}: {again}, which takes {size_text(found.memory_bytes)} with "
+            f"{found.microbatches} forward passes a step and {1000 * found.step:,.0f} ms; it is "
+            "the same experiment"
+        )
     while (length := length // 2) >= SHORTEST:
         words = [*overrides, f"batch.length={length}"]
         try:

@@ -286,7 +286,7 @@ def _beside_the_race(config: Config) -> str:
 def print_dry_run(resolved: Resolved, ranks: int) -> None:
     from speedrun.config.schedule import try_schedule
     from speedrun.limits import memory_shares
-    from speedrun.train.estimate import beyond, estimate
+    from speedrun.train.estimate import beyond, estimate, recomputed
 
     fitted, vocab_size, about = before_it_is_built(resolved)
     config = fitted.config
@@ -311,7 +311,8 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
         print(f"{use} is taken to keep as much state as AdamW; how much it keeps shows in a run")
     for note in (*resolved.notes, *fitted.notes, *idle(fitted.resolved), *about):
         print(note)
-    if text := beyond(cost.memory_bytes, memory):
+    least = estimate(recomputed(config), vocab_size, ranks, memory.amount).memory_bytes
+    if text := beyond(cost.memory_bytes, memory, least):
         print(text)
 
 

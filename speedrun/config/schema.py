@@ -160,6 +160,11 @@ class MachineConfig(Section):
         "from validation, once both are compiled; auto: few on CUDA without code of one's own",
     )
     microbatch: Amount = Field(0, description="sequences per forward pass; 0: what memory holds")
+    recompute: bool = Field(
+        False,
+        description="what a block keeps for its backward pass is computed again there: a fraction "
+        "of the memory, the same bits, one more forward pass of time",
+    )
     threads: Threads = Field(
         0, description="CPU threads; 0: all cores, or OMP_NUM_THREADS where that is less"
     )

@@ -8,10 +8,11 @@ Shapes: B batch, T time, D width, V vocabulary.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from speedrun.config.architecture import ModelConfig
 from speedrun.config.optimizer import Role
@@ -37,6 +38,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.vocab_size, self.length = config, vocab_size, length
         self.dtype = torch.float32  # of products
+        self.recompute = False  # what blocks keep for the backward pass, there: machine.recompute
         padded = -(-vocab_size // config.vocab_multiple) * config.vocab_multiple
         rows = padded if config.pad_embeddings or config.tied_head else vocab_size
         table_role: Role = "head" if config.tied_head else "embedding"
@@ -93,8 +95,8 @@ class GPT(nn.Module):
             if self.skips is not None and layer >= len(self.skips):
                 skip = self.skips[layer - len(self.skips)]
                 x = blend(x, encoded.pop(), torch.ones_like(skip), skip)
-            x, values = block(
-                x, x0, value_inputs[layer], self.rotary, plan.for_layer(layer), layers[layer]
+            x, values = self.run(
+                block, x, x0, value_inputs[layer], self.rotary, plan.for_layer(layer), layers[layer]
             )
             if self.skips is not None and layer < len(self.skips):
                 encoded.append(x)
@@ -109,6 +111,14 @@ class GPT(nn.Module):
             return self.loss.of_each(x, self.head_weight, targets_BT)
         loss: Tensor = self.loss(x, self.head_weight, targets_BT)
         return loss
+
+    def run(self, block: nn.Module, *inputs: Any) -> Any:
+        """A block, which keeps nothing but its inputs for the backward pass where told so."""
+        if not (self.recompute and torch.is_grad_enabled()):
+            return block(*inputs)
+        # Random numbers are users' own: to give them out again takes asking a GPU for its state.
+        draws = bool(self.custom)
+        return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=draws)
 
     @property
     def blocks_are_ours(self) -> bool:

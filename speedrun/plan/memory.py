@@ -57,4 +57,7 @@ def _widths(config: Config, systems: Systems) -> float:
     kept = (layers + it.layers) * stream
     kept += layers * (2 * (queries + values) + values + queries)
     kept += mixed_values(config) * 2 * values
-    return kept + it.layers * it.mlp_ratio + stream * (1 + it.x0_mixing)
+    kept += it.layers * it.mlp_ratio
+    if config.machine.recompute:  # one layer at a time, and what enters each of them
+        kept = kept / it.layers + it.layers * stream + mixed_values(config) * values
+    return kept + stream * (1 + it.x0_mixing)

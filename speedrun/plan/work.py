@@ -130,10 +130,11 @@ def count(shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def _products(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
-    """One product forward and two backward."""
+    """One product forward and two backward; what is computed again is one forward more."""
     tokens = tokens_of_rank(config, systems)
     hidden = count(shapes_of(model, *MATRIX_ROLES))
-    yield Work("products of the blocks", "products", 6 * hidden * tokens)
+    products = 3 + config.machine.recompute
+    yield Work("products of the blocks", "products", 2 * products * hidden * tokens)
     rows, width = model.head_weight.shape
     slower = 1 if rows % ALIGNED == 0 else 2
     yield Work("products of the head", "products", 6 * rows * width * tokens * slower)
@@ -144,7 +145,8 @@ def _attention(config: Config, systems: Systems, keys: float) -> Work:
     it, mask = config.model, config.attention
     pairs = keys * attending(config) * tokens_of_rank(config, systems)
     masked = mask.documents or mask.window != "none"
-    flops = 2 * (2 + 5) * it.heads * it.size_of_head * pairs
+    products = 2 + 5 + 2 * config.machine.recompute
+    flops = 2 * products * it.heads * it.size_of_head * pairs
     return Work("attention", "masked" if masked else "attention", flops)
 
 
@@ -178,7 +180,8 @@ def _elementwise(config: Config, model: GPT, systems: Systems) -> Iterator[Work]
     tokens = tokens_of_rank(config, systems)
     # Backward three for two: the gradient and what was kept are read, a gradient is written.
     bytes_forward = it.width * tokens * (stream * number + inner * systems.number)
-    yield Work("norms, sums, activations", "memory", 2.5 * bytes_forward)
+    passes = 2.5 + config.machine.recompute
+    yield Work("norms, sums, activations", "memory", passes * bytes_forward)
     # A logit is written by the product, read by the loss and by its backward, which writes the
     # gradient; a cap keeps a result of its own, written and read.
     touched = (4 + 2 * bool(it.softcap)) * systems.number

@@ -34,6 +34,7 @@ from speedrun.optim.build import build_optimizer
 from speedrun.train.estimate import (
     beyond,
     least_more,
+    recomputed,
     sequences_that_fit,
     taken,
     vocab_size_of,
@@ -159,9 +160,13 @@ def refuse_too_large(
     """What does not fit is told with who limits it before it is built, not killed later."""
     here = world.device.type == "cpu"
     # Of a GPU only what is sure: its kernels keep less of a row than a CPU's.
-    more = least_more(config, vocab_size, rows if here else 1, dtype.itemsize)
+    more, least = (
+        least_more(one, vocab_size, rows if here else 1, dtype.itemsize)
+        for one in (config, recomputed(config))
+    )
     for limit in memory:
-        if text := beyond((taken(limit) if here else 0) + more, limit):
+        before = taken(limit) if here else 0
+        if text := beyond(before + more, limit, before + least):
             raise ConfigError(text)
 
 
@@ -196,6 +201,7 @@ def build_model(config: Config, vocab_size: int, dtype: torch.dtype, device: tor
     torch.manual_seed(config.train.seed)
     model = GPT(config.model, vocab_size, config.batch.length, Parts.of(config))
     model.set_precision(dtype).to(device)
+    model.recompute = config.machine.recompute
     model.roles()  # a parameter without one is told first
     if model.custom:
         try_out(model, AttentionPlanner(config, device, dtype).backend, trains=True)

@@ -85,10 +85,12 @@ def sequence_bytes(config: Config, vocab_size: int, itemsize: int = 4) -> int:
     """Memory of the activations that one sequence keeps for its backward pass."""
     multiple = config.model.vocab_multiple
     logits = KEPT_LOGITS * -(-vocab_size // multiple) * multiple
-    widths = config.model.layers * config.model.width
-    per_token = itemsize * ((KEPT_WIDTHS - KEPT_STREAM) * widths + logits)
-    per_token += stream_itemsize(config, itemsize) * KEPT_STREAM * widths
-    return config.batch.length * per_token
+    layers, width = config.model.layers, config.model.width
+    stream = stream_itemsize(config, itemsize) * width
+    per_layer = itemsize * (KEPT_WIDTHS - KEPT_STREAM) * width + KEPT_STREAM * stream
+    # What is computed again is there for one layer at a time, and what enters each of them.
+    kept = per_layer + layers * stream if config.machine.recompute else layers * per_layer
+    return config.batch.length * (kept + itemsize * logits)
 
 
 def stream_itemsize(config: Config, itemsize: int) -> int:
@@ -181,11 +183,22 @@ def least_more(config: Config, vocab_size: int, rows: int, itemsize: int = 4) ->
     return weights + rows * sequence_bytes(config, vocab_size, itemsize)
 
 
-def beyond(needed: int, memory: MemoryLimit) -> str:
-    """What to say of a rank that needs so many bytes of this; nothing where it fits."""
+def recomputed(config: Config) -> Config:
+    """The same run from less memory."""
+    machine = config.machine.model_copy(update={"recompute": True})
+    return config.model_copy(update={"machine": machine})
+
+
+def beyond(needed: int, memory: MemoryLimit, least: int) -> str:
+    """What to say of a rank that needs so many bytes of this; nothing where it fits.
+
+    `least` is what it would need if blocks were computed again.
+    """
     if needed <= memory.amount:
         return ""
+    first = "set machine.recompute=true, " if least <= memory.amount else ""
     return (
         f"this run needs about {needed / 2**30:,.3g} GiB of memory a process, and there are "
-        f"{memory}: make model.width, model.layers or batch.length smaller, or give it more memory"
+        f"{memory}: {first}make model.width, model.layers or batch.length smaller, or give it more "
+        "memory"
     )

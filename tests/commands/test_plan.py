@@ -44,9 +44,14 @@ def test_what_would_fit_is_said_and_fits(capsys: pytest.CaptureFixture[str]) -> 
     call(on="RTX4090")
     text = capsys.readouterr().out
     assert "DOES NOT FIT" in text
-    word = re.search(r"batch\.length=\d+", text)
+    assert "machine.recompute=true, which takes" in text
+    call(on="RTX4090", overrides=["machine.recompute=true"])
+    assert "DOES NOT FIT" not in capsys.readouterr().out
+    wide = ["model.width=1536", "model.heads=12"]
+    call(on="RTX4090", overrides=wide)
+    word = re.search(r"batch\.length=\d+", capsys.readouterr().out)
     assert word
-    call(on="RTX4090", overrides=[word[0]])
+    call(on="RTX4090", overrides=[*wide, word[0]])
     assert "DOES NOT FIT" not in capsys.readouterr().out
 
 

@@ -78,6 +78,21 @@ def test_a_row_that_is_too_long_for_a_gpu_does_not_fit() -> None:
     assert shorter.fits
 
 
+def test_what_is_computed_again_costs_a_pass_and_saves_memory() -> None:
+    kept, again = (
+        plan(small("record-18", f"machine.recompute={word}"), VOCAB, Node.parse("8xH100"))
+        for word in ("false", "true")
+    )
+    blocks = "products of the blocks"
+    assert again.parts[blocks] == pytest.approx(kept.parts[blocks] * 4 / 3)
+    assert again.parts["attention"] == pytest.approx(kept.parts["attention"] * 9 / 7)
+    assert kept.step < again.step < 4 / 3 * kept.step
+    for what, size in kept.memory.items():
+        if what != "activations":
+            assert again.memory[what] == size
+    assert again.memory["activations"] < kept.memory["activations"] / 4
+
+
 def test_ranks_that_do_not_divide_the_batch_are_refused() -> None:
     with pytest.raises(ConfigError, match="its 8 sequences must divide by the 3 ranks"):
         plan(small(), VOCAB, Node.parse("3xH100"))

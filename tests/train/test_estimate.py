@@ -130,6 +130,11 @@ def test_a_run_that_cannot_fit_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
     words = r"needs about [\d.]+ GiB of memory a process, and there are 4 GiB \(SLURM_MEM_PER_NODE"
     with pytest.raises(ConfigError, match=words):
         refuse(large)
+    long = ["model.layers=24", "batch.length=16384", "batch.tokens=16384",
+            "validation.tokens=16384"]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"SLURM.*: set machine\.recompute=true, make model"):
+        refuse(resolve("modern", "nano", long).config)
+    refuse(resolve("modern", "nano", [*long, "machine.recompute=true"]).config)
     # Two ranks of a host share its memory; one that is alone on its host has it all.
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "2000")
     deep = resolve("modern", "nano", ["model.width=576", "model.layers=12"]).config
