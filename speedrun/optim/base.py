@@ -107,7 +107,7 @@ class SlotOptimizer(Optimizer, ABC):
 
     # What an optimizer declares.
 
-    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:  # noqa: ARG002
+    def slots(self, block: Block, options: Mapping[str, Any]) -> dict[str, Shape]:  # noqa: ARG002
         """The state of one tile under these options: the shape of each slot by name."""
         return {}
 
@@ -133,6 +133,9 @@ class SlotOptimizer(Optimizer, ABC):
     def prepare(self) -> None:
         """Allocate what a step needs, so that the first one takes no longer than the others."""
 
+    def finish(self) -> None:
+        """Wait for what `update` has begun."""
+
     @abstractmethod
     def update(self, good: Tensor | None = None) -> None:
         """Update every parameter that has a gradient; leave all as it is where not `good`."""
@@ -149,7 +152,7 @@ class SlotOptimizer(Optimizer, ABC):
         try:
             param_group.update(self.read_group(param_group))
             blocks = [
-                ParamBlock(param, name, param_group, block, self.slots(block.shape, param_group))
+                ParamBlock(param, name, param_group, block, self.slots(block, param_group))
                 for name, param in zip(names, params, strict=True)
                 for block in self.read_blocks(param, name, param_group)
             ]
@@ -188,6 +191,7 @@ class SlotOptimizer(Optimizer, ABC):
         if self.check_finite:
             self.refuse_non_finite()
         self.update()
+        self.finish()
         return loss
 
     @torch.no_grad()
@@ -198,6 +202,7 @@ class SlotOptimizer(Optimizer, ABC):
         arithmetic. Gradients may be anything where it is false.
         """
         self.update(good)
+        self.finish()
 
     def refuse_non_finite(self) -> None:
         refuse_non_finite((first.name, first.param) for first, *_ in self._by_parameter())
@@ -212,7 +217,7 @@ class SlotOptimizer(Optimizer, ABC):
     def expected_state(self) -> dict[str, dict[str, Shape]]:
         """The shape of every slot as it is saved, by parameter name."""
         return {
-            blocks[0].name: {slot: _saved_shape(blocks, slot) for slot in blocks[0].slots}
+            blocks[0].name: {slot: _saved_shape(of, slot) for slot, of in _by_slot(blocks).items()}
             for blocks in self._by_parameter()
         }
 
@@ -226,9 +231,9 @@ class SlotOptimizer(Optimizer, ABC):
         for blocks in self._by_parameter():
             param = blocks[0].param
             whole[param] = {}
-            for slot in blocks[0].slots:
-                saved = torch.empty(_saved_shape(blocks, slot), device=device or param.device)
-                for block, view in zip(blocks, _views(blocks, slot, saved), strict=True):
+            for slot, of in _by_slot(blocks).items():
+                saved = torch.empty(_saved_shape(of, slot), device=device or param.device)
+                for block, view in zip(of, _views(of, slot, saved), strict=True):
                     view.copy_(self._from_owner(block, slot))
                 whole[param][slot] = saved
         return whole
@@ -289,9 +294,11 @@ class SlotOptimizer(Optimizer, ABC):
     @torch.no_grad()
     def _load(self, saved: NamedState) -> None:
         for blocks in self._by_parameter():
+            by_slot = _by_slot(blocks)
             for slot, tensor in saved[blocks[0].name].items():
-                views = _views(blocks, slot, tensor.contiguous())
-                for block, view in zip(blocks, views, strict=True):
+                of = by_slot[slot]
+                views = _views(of, slot, tensor.contiguous())
+                for block, view in zip(of, views, strict=True):
                     if block.state:
                         block.state[slot].copy_(view)
 
@@ -314,6 +321,15 @@ class SlotOptimizer(Optimizer, ABC):
                 f"the copied state is shared out over {state['world']} ranks, not {self.world}; "
                 f"carry it over with state_dict() and load_state_dict()"
             )
+
+
+def _by_slot(blocks: list[ParamBlock]) -> dict[str, list[ParamBlock]]:
+    """The blocks of a parameter that have each slot."""
+    found: defaultdict[str, list[ParamBlock]] = defaultdict(list)
+    for block in blocks:
+        for slot in block.slots:
+            found[slot].append(block)
+    return found
 
 
 def _saved_shape(blocks: list[ParamBlock], slot: str) -> Shape:

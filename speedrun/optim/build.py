@@ -41,12 +41,12 @@ def build_optimizer(
 
 
 def expected_state_bytes(
-    parameters: Iterable[tuple[str, Tensor, Role]], config: Config
+    parameters: Iterable[tuple[str, Tensor, Role]], config: Config, ranks: int
 ) -> tuple[int, list[str]]:
-    """Bytes of state that a run will have, and the optimizers for which that is a guess.
+    """Bytes of state that a rank will have, and the optimizers for which that is a guess.
 
-    What code that the recipe names will keep shows when it has made a step, and here nothing is
-    imported; it is taken to keep as much as Adam.
+    Ours share theirs out, but for what is small. What code that the recipe names will keep shows
+    when it has made a step, and here nothing is imported; it is taken to keep as much as Adam.
     """
     parameters = list(parameters)
     own = [entry for entry in parameters if config.optimizer.is_own(entry[2])]
@@ -54,7 +54,9 @@ def expected_state_bytes(
     known = build_optimizer(ours, config).state_bytes() if ours else 0
     theirs = sum(ADAMS_NUMBERS * 4 * param.numel() for _, param, _ in own)
     tables = {config.optimizer.table(role) for _, _, role in own}
-    return known + theirs, sorted({getattr(config.optimizer, table).use for table in tables})
+    return known // ranks + theirs, sorted(
+        {getattr(config.optimizer, table).use for table in tables}
+    )
 
 
 def _own(chosen: OwnOptions) -> dict[str, Any]:

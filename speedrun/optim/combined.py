@@ -63,7 +63,7 @@ class PlanRow:
 class CombinedOptimizer(SlotOptimizer):
     """Muon and Adam behind one torch.optim.Optimizer, routed by role.
 
-    With several ranks Muon shares its work and state out; Adam does the same on every rank.
+    With several ranks both share work and state out: Muon by matrices, Adam by rows of tables.
     """
 
     fixed = ("role", "kind", *(name for cls in KINDS.values() for name in cls.fixed))
@@ -139,8 +139,10 @@ class CombinedOptimizer(SlotOptimizer):
 
     def update(self, good: Tensor | None = None) -> None:
         assert good is None or not self.foreign, "whether theirs make a step is known beforehand"
-        for optimizer in self.optimizers:
+        for optimizer in reversed(self.optimizers):  # Adam's rows travel while Muon computes
             optimizer.update(good)
+        for optimizer in self.optimizers:
+            optimizer.finish()
         watched = self._steps < WATCHED_FIRST or self._steps % WATCHED_EVERY == 0
         for foreign in self.foreign:
             others = [p for name, p in self._named.items() if name not in foreign.params]

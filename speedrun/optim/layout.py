@@ -36,13 +36,26 @@ def update_scale(rule: str, rows: int, cols: int) -> float:
 
 @dataclass(frozen=True)
 class Whole:
-    """The parameter as it is."""
+    """The parameter as it is; with `parts`, its rows are blocks of their own beside this one."""
 
+    shape: tuple[int, ...]
+    grid: tuple[int, ...] = ()
+    parts: int = 1
+
+    def as_tiles(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Neighbouring rows of a table: what one rank has of it."""
+
+    start: int
     shape: tuple[int, ...]
     grid: tuple[int, ...] = ()
 
     def as_tiles(self, tensor: Tensor) -> Tensor:
-        return tensor
+        return tensor[self.start : self.start + self.shape[0]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Matrices:
         return region.view(batch, down, rows, across, cols).transpose(2, 3)
 
 
-Block = Whole | Matrices  # what is updated as one: a grid of tiles, each of one shape
+Block = Whole | Rows | Matrices  # what is updated as one: a grid of tiles, each of one shape
 
 
 def read_matrices(shape: tuple[int, ...], options: Mapping[str, Any], name: str) -> list[Matrices]:

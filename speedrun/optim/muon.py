@@ -163,11 +163,11 @@ class Muon(SlotOptimizer):
         self._batches: list[MatrixBatch] = []
         super().__init__(params, lr, **options)
 
-    def slots(self, shape: Shape, options: Mapping[str, Any]) -> dict[str, Shape]:
+    def slots(self, block: Block, options: Mapping[str, Any]) -> dict[str, Shape]:
         if not options["neuron_beta"]:
-            return {"momentum": shape}
-        rows, cols = shape
-        return {"momentum": shape, "neurons": (rows, 1) if rows >= cols else (1, cols)}
+            return {"momentum": block.shape}
+        rows, cols = block.shape
+        return {"momentum": block.shape, "neurons": (rows, 1) if rows >= cols else (1, cols)}
 
     def read_blocks(self, param: Tensor, name: str, options: Mapping[str, Any]) -> Sequence[Block]:
         blocks = read_matrices(tuple(param.shape), options, name)

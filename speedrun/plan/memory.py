@@ -33,8 +33,9 @@ def memory_of_step(
     weights = FP32 * (matrices + head + scalars) + stream_number(config, systems) * tables
     share = 1 / systems.ranks if systems.shares_muon else 1.0
     muon = config.optimizer.kind == "muon"
-    moments = (FP32 * share if muon else 2 * FP32) * matrices
-    moments += 2 * FP32 * (head + scalars) + 2 * systems.moment * tables
+    of_tables = 1 / systems.ranks if systems.shares_tables else 1.0
+    moments = FP32 * share * matrices if muon else 2 * FP32 * of_tables * matrices
+    moments += 2 * FP32 * (head * of_tables + scalars) + 2 * systems.moment * of_tables * tables
     tokens = config.batch.tokens / systems.ranks / microbatches
     return {
         "weights": weights,

@@ -53,6 +53,7 @@ class Systems:
     number: int = 2  # bytes of an activation
     moment: int = FP32  # bytes of a moment of a table
     shares_muon: bool = True  # over the ranks
+    shares_tables: bool = True  # likewise Adam's state and updates of tables and head
 
 
 def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
@@ -207,17 +208,22 @@ def _optimizer(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
         own, all_of_it = (3 * FP32 + number) * share, number + 2 * FP32
         yield Work("momentum and updates", "memory", count(matrices) * (own + all_of_it))
     else:
-        yield Work("Adam of the matrices", "memory", ADAM * count(matrices))
+        share = 1 / systems.ranks if systems.shares_tables else 1.0
+        yield Work("Adam of the matrices", "memory", ADAM * count(matrices) * share)
     # A table's gradient is dense: filled with zeros, added to, copied to where it is sent from.
     of_table = stream_number(config, systems)
-    dense = 3 * of_table
-    step = 3 * of_table + 4 * systems.moment
-    yield Work("Adam of tables and head", "memory", (dense + step) * tables + ADAM * head)
+    dense = 3 * of_table * tables
+    step = (3 * of_table + 4 * systems.moment) * tables + ADAM * head
+    share = 1 / systems.ranks if systems.shares_tables else 1.0
+    yield Work("Adam of tables and head", "memory", dense + step * share)
     if systems.ranks == 1:
         return
     # A ring sends (ranks - 1) / ranks of the bytes for a gather, and twice that for a sum.
     ring = (systems.ranks - 1) / systems.ranks
     # The matrices' gradients go while the backward is under way; the tables' come last.
     yield Work("gradients of tables, sent", "link", 2 * ring * tables * of_table)
+    if systems.shares_tables:
+        rows = tables * of_table + (head + (0 if muon else count(matrices))) * FP32
+        yield Work("rows of tables, sent", "link", ring * rows)
     if muon:
         yield Work("updates of matrices, sent", "link", ring * count(matrices) * number)

@@ -156,7 +156,7 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         parameters[config.optimizer.group(roles[name])] += parameter.numel()
     passes = config.microbatches(ranks, sequences_that_fit(config, vocab_size, memory))
     rows = config.batch.tokens // config.batch.length // ranks // passes
-    moments, guessed = expected_state_bytes(model.named_roles(), config)
+    moments, guessed = expected_state_bytes(model.named_roles(), config, ranks)
     return Estimate(
         parameters=dict(parameters),
         flops_per_token=flops_per_token(config, model),

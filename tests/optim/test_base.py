@@ -11,6 +11,7 @@ import torch
 from torch.nn import Parameter
 
 from speedrun.optim import Adam, Muon, OptimError
+from speedrun.optim.layout import Block
 from tests.optim.test_muon import MIXED, make_params, momentum_of, train
 
 
@@ -109,8 +110,8 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
 class RowMuon(Muon):
     """Muon with state of other shapes: a number for each row, and one for each matrix."""
 
-    def slots(self, shape: tuple[int, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().slots(shape, options), "row": (shape[0], 1), "count": ()}
+    def slots(self, block: Block, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().slots(block, options), "row": (block.shape[0], 1), "count": ()}
 
 
 @pytest.mark.parametrize(

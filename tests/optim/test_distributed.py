@@ -16,7 +16,16 @@ from torch.nn import Parameter
 from speedrun.optim import (
     Muon,
 )
-from tests.optim.ranks import RANKS, ddp_steps, flat, make_muon, make_params
+from tests.optim.ranks import (
+    RANKS,
+    ddp_steps,
+    flat,
+    make_adam,
+    make_muon,
+    make_params,
+    make_tables,
+    train_tables,
+)
 from tests.optim.test_muon import train
 from tests.waiting import PATIENCE
 
@@ -94,6 +103,20 @@ def test_the_saved_state_is_the_same_for_any_number_of_ranks(folder: Path) -> No
             assert state["state"][i].keys() == slots.keys()
             if "neurons" in slots:
                 torch.testing.assert_close(state["state"][i]["neurons"], slots["neurons"])
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_tables_that_were_shared_out_are_saved_as_those_of_one(folder: Path, world: int) -> None:
+    """That they come to what one rank comes to is checked by the ranks."""
+    tables = make_tables()
+    adam = make_adam(tables)
+    train_tables(adam, tables, range(6))
+    expected = adam.export_state()
+    saved = torch.load(folder / f"tables.{world}", weights_only=True)
+    again = make_adam(make_tables())
+    again.load_state_dict(saved)
+    for key, tensor in again.export_state().items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-6, atol=1e-9)
 
 
 def test_the_wire_may_carry_another_type_than_the_momenta(folder: Path) -> None:
