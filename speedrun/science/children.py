@@ -19,6 +19,7 @@ from typing import Self
 
 from speedrun.processes import OF_A_COMMAND, same_code
 
+ERROR = "speedrun: error: "  # how a command begins the sentence that it ends with
 PAUSE = 0.05  # seconds between two looks at the children
 
 
@@ -45,10 +46,11 @@ class Child:
         self._process.kill()
 
     def last_words(self) -> str:
+        """Its first error, since of several ranks the last word is that another one failed."""
         for file in (self._errors, self._output):
             file.seek(0)
             if lines := file.read().strip().splitlines():
-                return lines[-1]
+                return next((line for line in lines if line.startswith(ERROR)), lines[-1])
         return "it said nothing"
 
 

@@ -72,9 +72,10 @@ def ladder(
     on = tuned_on(tracks[0])
     for table in tables:
         table.refuse_other_tuning((str(tuned), tuned_name(on)) if tuned else None, entries)
-    for name, (recipe, config) in entries.items():
+    for name, (recipe, _) in entries.items():
         file, found = recipe, None
         if tuned:
+            config = config_of(recipe, on, ())
             found = None if retune else known_tuning(recipe, config, on, tuned)
             if found:
                 say(f"{name} states what was found by {tuned} before (--retune searches again)")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 
@@ -35,22 +36,21 @@ class Compilations:
         self._before = now
 
     @contextmanager
-    def guards(self) -> Iterator[None]:
-        """What compiled code checks before it runs: with few guards no more than which graph it
-        is, once training and validation have theirs, as in records 16 and 17."""
-        if not self._few_guards or len(self._uses) < USES:
-            yield
-            return
+    def running(self) -> Iterator[None]:
+        """Around compiled code: what it checks before it runs, and what cannot be compiled told.
+
+        With few guards it checks no more than which graph it is, once training and validation have
+        theirs, as in records 16 and 17.
+        """
+        few = self._few_guards and len(self._uses) == USES
+        stance = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True) if few else None
         try:
-            with torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
+            with stance or nullcontext():
                 yield
-        except RuntimeError as error:
-            if "skip_guard_eval_unsafe" not in str(error):
-                raise
-            raise RunError(
-                "a value that was a constant to compiled code has changed, and with "
-                "machine.guards=few no graph is made anew for it; set machine.guards=all"
-            ) from error
+        except Exception as error:  # of many kinds, but those of the compiler are known
+            if text := _of_the_compiler(error):
+                raise RunError(text) from error
+            raise
 
     def as_dict(self) -> dict[str, int]:
         broken = sum(_counters().get("graph_break", {}).values())
@@ -65,6 +65,27 @@ class Compilations:
             f"torch.compile had to make {self.again} graphs anew on the way; TORCH_LOGS=recompiles "
             "says which value has changed"
         )
+
+
+def _of_the_compiler(error: Exception) -> str:
+    """What to say of an error if it is torch.compile's; else nothing."""
+    if "skip_guard_eval_unsafe" in str(error):
+        return (
+            "a value that was a constant to compiled code has changed, and with "
+            "machine.guards=few no graph is made anew for it; set machine.guards=all"
+        )
+    if type(error).__module__ != "torch._dynamo.exc":
+        return ""
+    place = ""
+    if stack := getattr(error, "real_stack", None):
+        last = stack[-1]
+        place = f" {Path(last.filename).name}, line {last.lineno} ({last.line})"
+    gist = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
+    return (
+        f"torch.compile cannot take{place or ' the model'}: {gist}; where Python "
+        "asks for a tensor's number, compute with the tensor itself (torch.where), or run without "
+        "compiled code (machine.compile=none)"
+    )
 
 
 def graphs() -> int:

@@ -241,7 +241,7 @@ class Trainer:
         with telling(self.model.custom.values(), f"at step {self.progress.step}"):
             for index, micro in enumerate(batch.split(self.microbatches)):
                 last = index == self.microbatches - 1
-                with nullcontext() if last else self._no_sync(), self.compilations.guards():
+                with nullcontext() if last else self._no_sync(), self.compilations.running():
                     loss = self.training_loss(micro) / self.microbatches
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
@@ -331,7 +331,7 @@ class Trainer:
     def validation_loss(self, batch: Batch) -> Tensor:
         self.passes.eval()
         where = telling(self.model.custom.values(), f"in validation at step {self.progress.step}")
-        with where, self.compilations.guards():
+        with where, self.compilations.running():
             loss: Tensor = self.passes(batch.inputs, batch.documents, batch.targets)
         self.compilations.used("validation")
         return loss

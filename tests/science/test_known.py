@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from speedrun.config.keys import with_elements
 from speedrun.science import known
 from speedrun.science.jobs import config_of
 from speedrun.science.known import ROUNDED, TUNED, as_guessed, known_tuning
-from speedrun.science.ladder import tuned_on
+from speedrun.science.ladder import ladder, tuned_on
 from speedrun.science.space import Budget
 from speedrun.science.tune import default_ranges
 
@@ -58,6 +59,21 @@ def test_a_text_may_be_held_out(tmp_path: Path) -> None:
     assert tuned_on(str(own)) == str(own)
     own.write_text('tuned_on = "other.toml"\n' + own.read_text())
     assert tuned_on(str(own)) == str(tmp_path / "other.toml")
+
+
+def test_a_held_out_text_by_itself_needs_no_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a recipe states was compared with its config on that text, where nothing is tuned."""
+    tables = Mock(return_value=Mock(add=Mock(return_value=0)))
+    monkeypatch.setattr("speedrun.science.ladder.Table", tables)
+    monkeypatch.setattr("speedrun.science.ladder._tune", None)
+    said: list[str] = []
+    ladder(recipes=["adamw", "muon"], tracks=["optimizer-prose"], tuned=USUAL, seeds=2,
+           first_seed=0, out=tmp_path, say=said.append)  # fmt: skip
+    assert [line.partition(" states what was found by 20 trials")[0] for line in said] == [
+        "adamw", "muon",
+    ]  # fmt: skip
 
 
 def test_no_other_tuning_is_there() -> None:

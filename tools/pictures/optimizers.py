@@ -11,7 +11,7 @@ from speedrun.science.rungs import Ladder, Verdicts
 from tools.pictures.svg import WIDTH, Drawing
 
 RESULTS = Path(__file__).parent.parent.parent / "docs" / "results"
-LEFT, RIGHT, TOP, ROW = 176.0, WIDTH - 40.0, 112.0, 34.0
+LEFT, RIGHT, TOP, ROW = 200.0, WIDTH - 40.0, 112.0, 34.0
 LABEL = 48.0  # of an axis takes so much room
 TICKS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 4.0)
 
