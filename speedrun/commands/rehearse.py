@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -26,6 +26,8 @@ from speedrun.train.compiled import USES
 from speedrun.train.request import Request
 from speedrun.train.run import RunFolder
 
+# What a rehearsal takes from the command line.
+READ = {"recipe", "overrides", "track", "seed", "steps", "ranks"}
 TRACK = "pico"  # where none is named
 STEPS = 24
 RANKS = 2
@@ -49,9 +51,11 @@ def rehearse_command(request: Request, place: str, track: str | None) -> int:
     """Prints what was found; 0: all of it is as it should be, 1: not."""
     if place != "cuda":
         raise ConfigError(f"--rehearse {place} cannot be used: cuda is what can be rehearsed")
-    if request.resume or request.folder or request.dry_run:
-        raise ConfigError("--rehearse makes short runs of its own: leave --run, --resume and "
-                          "--dry-run out")  # fmt: skip
+    plain = Request()
+    for option in fields(Request):
+        if option.name not in READ and getattr(request, option.name) != getattr(plain, option.name):
+            word = "--run" if option.name == "folder" else f"--{option.name.replace('_', '-')}"
+            raise ConfigError(f"--rehearse makes short runs of its own: leave {word} out")
     if any(word.startswith("machine.device=") for word in request.overrides):
         raise ConfigError("--rehearse chooses machine.device itself: leave it out")
     there = choose_device("auto").type == "cuda"

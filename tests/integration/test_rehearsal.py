@@ -235,7 +235,10 @@ def test_the_command(tiny_dataset: Path, tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["--rehearse", "tpu"], "cuda is what can be rehearsed"),
-        (["--rehearse", "cuda", "--run", "here"], "short runs of its own"),
+        (["--rehearse", "cuda", "--run", "here"], "leave --run out"),
+        (["--rehearse", "cuda", "--stop-after", "3"], "leave --stop-after out"),
+        (["--rehearse", "cuda", "--checkpoint-every", "3"], "leave --checkpoint-every out"),
+        (["--rehearse", "cuda", "--log", "tensorboard"], "leave --log out"),
         (["machine.device=cpu", "--rehearse", "cuda"], "chooses machine.device itself"),
     ],
 )
