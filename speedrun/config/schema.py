@@ -163,7 +163,7 @@ class MachineConfig(Section):
     recompute: bool = Field(
         False,
         description="what a block keeps for its backward pass is computed again there: a fraction "
-        "of the memory, the same bits, one more forward pass of time",
+        "of the memory for one more forward pass of time; the same bits in as many passes",
     )
     threads: Threads = Field(
         0, description="CPU threads; 0: all cores, or OMP_NUM_THREADS where that is less"

@@ -9,7 +9,7 @@ Nothing of the model is changed by it: weights, buffers, gradients and random nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -49,7 +49,9 @@ def try_out(model: GPT, backend: Backend, *, trains: bool) -> None:
                     module = model.get_submodule(place)
                     hooks.callback(module.register_forward_hook(_checked(part, model)).remove)
             if trains:
+                before = {name: one.clone() for name, one in model.named_buffers()}
                 _try_training(model, ids_BT, plan)
+                _refuse_counting_twice(model, before)
                 _refuse_memory(model, ids_BT, plan)
             with torch.no_grad():
                 model.eval()(ids_BT, plan)
@@ -134,6 +136,22 @@ def _told(found: Any) -> str:
     if isinstance(found, Tensor):
         return f"a {str(found.dtype).removeprefix('torch.')} tensor of {tuple(found.shape)}"
     return f"a {type(found).__name__}"
+
+
+def _refuse_counting_twice(model: GPT, before: Mapping[str, Tensor]) -> None:
+    """What is computed again would change a buffer again."""
+    if not model.recompute:
+        return
+    now = dict(model.named_buffers())
+    changed = [name for name, one in before.items() if not torch.equal(one, now.get(name, one))]
+    for place, part in model.custom.items():
+        for name in changed:
+            if place != "loss" and name.startswith(f"{place}."):
+                raise ConfigError(
+                    f"machine.recompute = true cannot be used with {part}: its forward pass "
+                    f"changes {name}, and would do so twice a step; leave it out, or keep what "
+                    "changes out of the forward pass"
+                )
 
 
 def _try_training(model: GPT, ids_BT: Tensor, plan: AttentionPlan) -> None:

@@ -196,10 +196,10 @@ class SlotOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def step_where(self, good: Tensor) -> None:
-        """A step, or none at all, to the last bit, where `good` is false.
+        """A step, or none at all, to the last digit, where `good` is false.
 
         `good` is a 0-d boolean on the parameters' device, which nobody waits for: it enters the
-        arithmetic. Gradients may be anything where it is false.
+        arithmetic. Gradients may be anything where it is false. A zero may lose its sign.
         """
         self.update(good)
         self.finish()

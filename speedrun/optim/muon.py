@@ -58,9 +58,10 @@ class MuonArguments(MuonOptions):
     )
     eps: Positive = Field(1e-7, description="added to the norm, which may be zero")
     dtype: torch.dtype | None = Field(  # type: ignore[assignment]  # torch's, and any of them
-        None,
-        description="of the orthogonalisation and of the wire, or a recipe's word for it; None: "
-        "bf16 where native",
+        "auto",  # read as None
+        validate_default=True,
+        description="of the orthogonalisation and of the wire: torch's, or a recipe's word; auto "
+        "or None: bf16 where native",
     )
     overlap: bool = Field(
         True, description="updates travel while the next are computed; off: each is waited for"
@@ -259,24 +260,26 @@ def _apply(bucket: Bucket, good: Tensor | None, work: dist.Work | None = None) -
     if work is not None:
         work.wait()
     lr, shrink = bucket.group["lr"], bucket.group["lr"] * bucket.group["weight_decay"]
+    kept = where(good, 1 - shrink, 1.0) if shrink else 1.0
+    bad = good.logical_not() if good is not None and shrink else None
     for blocks, updates in zip(bucket.blocks_of, bucket.updates, strict=True):
         for block, update in zip(blocks, updates, strict=True):
             if block.param.grad is None:
                 continue
             weight = block.block.as_tiles(block.param)
             if shrink and bucket.group["cautious"]:
-                _shrink_cautiously(weight, update, shrink, bucket.scratch, good)
+                _shrink_cautiously(weight, update, shrink, bucket.scratch, bad)
             elif shrink:
-                weight.mul_(where(good, 1 - shrink, 1.0))
+                weight.mul_(kept)
             weight.add_(update, alpha=-lr * update_scale(bucket.group["scale"], *update.shape[-2:]))
 
 
 def _shrink_cautiously(
-    weight: Tensor, update: Tensor, shrink: float, scratch: Tensor, good: Tensor | None
+    weight: Tensor, update: Tensor, shrink: float, scratch: Tensor, bad: Tensor | None
 ) -> None:
     """Shrink the weights where the update, which is taken off, does not make them grow."""
     agrees = scratch[: weight.numel()].view(weight.shape)
     torch.mul(update, weight, out=agrees).ge_(0)
-    if good is not None:
-        agrees.masked_fill_(good.logical_not(), 0.0)
+    if bad is not None:
+        agrees.masked_fill_(bad, 0.0)
     weight.addcmul_(weight, agrees, value=-shrink)

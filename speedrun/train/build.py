@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from speedrun.config.schedule import try_schedule
-from speedrun.config.schema import Config
+from speedrun.config.schema import Config, MachineConfig
 from speedrun.data.dataset import Dataset
 from speedrun.data.find import load_tokenizer_if_any, open_dataset
 from speedrun.data.loader import Loader
@@ -29,8 +29,10 @@ from speedrun.model.gpt import GPT
 from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.planned import Planned
+from speedrun.model.rehearsal import stand_in_for_a_gpu
 from speedrun.model.trial import try_out
 from speedrun.optim.build import build_optimizer
+from speedrun.optim.orthogonalize import native_dtype
 from speedrun.train.estimate import (
     beyond,
     least_more,
@@ -59,7 +61,9 @@ def choose_precision(
     if device.type == "cuda" or rehearsal:
         if requested == "fp32":
             return torch.float32, "asked for"
-        return torch.bfloat16, "what every GPU does fast"
+        if requested == "auto" and not rehearsal and native_dtype(device) != torch.bfloat16:
+            return torch.float32, "this GPU has no fast bf16"
+        return torch.bfloat16, "what GPUs do fast"
     if requested != "bf16":
         return torch.float32, "what every CPU does well"
     return torch.bfloat16, f"asked for; {_gain_of_bf16('machine.precision'):.1f} times fp32 here"
@@ -196,6 +200,23 @@ def choose_guards(config: Config, device: torch.device) -> bool:
     return device.type == "cuda" and not config.used_code()
 
 
+def unread_switches(config: Config, world: World, *, compiles: bool) -> list[str]:
+    """Of `machine`, what is set and does nothing in this run, whoever races it."""
+    several, on_gpu = world.size > 1, world.device.type == "cuda"
+    read = {
+        "bucket_views": (several, "there is one rank"),
+        "overlap_gathers": (several, "there is one rank"),
+        "pinned": (on_gpu, "no GPU copies from it"),
+        "guards": (compiles, "nothing is compiled"),
+    }
+    usual = MachineConfig()
+    return [
+        f"machine.{key} changes nothing here: {why}"
+        for key, (used, why) in read.items()
+        if not used and getattr(config.machine, key) != getattr(usual, key)
+    ]
+
+
 def build_model(config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device) -> GPT:
     """The model with the initial weights of the run's seed."""
     torch.manual_seed(config.train.seed)
@@ -225,6 +246,8 @@ def try_code(config: Config) -> None:
         return
     device = choose_device(config.machine.device)
     rehearsal = config.machine.device == "rehearsal"
+    if rehearsal:
+        stand_in_for_a_gpu()
     dtype, _ = choose_precision(config.machine.precision, device, rehearsal=rehearsal)
     model = build_model(config, vocab_size_of(config), dtype, device)
     build_optimizer(model.named_roles(), config)

@@ -15,34 +15,29 @@ import torch
 
 from speedrun.errors import RunError
 
+# Errors of torch._dynamo.exc that say the code cannot be captured; others are about what it does.
+NOT_CAPTURED = ("Unsupported", "UserError", "FailOnRecompileLimitHit")
 USES = 2  # of the model: training and validation
 
 
 class Compilations:
-    """Counted by looking, after each use of the model, at what the compiler has made so far."""
+    """Counted by looking, around each use of the model, at what the compiler has made."""
 
     def __init__(self, *, few_guards: bool = False) -> None:
         self._few_guards = few_guards
-        self.again = 0  # graphs made for a use that had its own already
+        self.made = 0  # graphs, of the model alone
+        self.again = 0  # of these, for a use that had its own already
         self._uses: set[str] = set()
-        self._before = graphs()
-
-    def used(self, use: str) -> None:
-        """The model has been used for training or for validation."""
-        now = graphs()
-        if use in self._uses:
-            self.again += now - self._before
-        self._uses.add(use)
-        self._before = now
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around compiled code: what it checks before it runs, and what cannot be compiled told.
+    def running(self, use: str) -> Iterator[None]:
+        """Around a use of the model, for training or for validation: its graphs are counted, what
+        it checks before it runs is said, and so is what cannot be compiled.
 
         With few guards it checks no more than which graph it is, once training and validation have
         theirs, as in records 16 and 17.
         """
-        few = self._few_guards and len(self._uses) == USES
+        few, before = self._few_guards and len(self._uses) == USES, graphs()
         stance = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True) if few else None
         try:
             with stance or nullcontext():
@@ -51,10 +46,14 @@ class Compilations:
             if text := _of_the_compiler(error):
                 raise RunError(text) from error
             raise
+        made = graphs() - before
+        self.made += made
+        self.again += made if use in self._uses else 0
+        self._uses.add(use)
 
     def as_dict(self) -> dict[str, int]:
         broken = sum(_counters().get("graph_break", {}).values())
-        return {"graphs": graphs(), "graph_breaks": broken, "recompilations": self.again}
+        return {"graphs": self.made, "graph_breaks": broken, "recompilations": self.again}
 
     @property
     def complaint(self) -> str:
@@ -74,7 +73,8 @@ def _of_the_compiler(error: Exception) -> str:
             "a value that was a constant to compiled code has changed, and with "
             "machine.guards=few no graph is made anew for it; set machine.guards=all"
         )
-    if type(error).__module__ != "torch._dynamo.exc":
+    kind = type(error)
+    if kind.__module__ != "torch._dynamo.exc" or kind.__name__ not in NOT_CAPTURED:
         return ""
     place = ""
     if stack := getattr(error, "real_stack", None):

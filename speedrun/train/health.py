@@ -41,6 +41,7 @@ class Outcome(Agreement):
 
     step: int  # of the run, this one included
     batch: int
+    waited: float  # seconds for data, since the run's process began
     settings: Settings
     spike: float | None  # z-score of a loss far above the recent ones
     must_rewind: bool
@@ -64,9 +65,8 @@ class Outcome(Agreement):
         """This one, with what the one before it had asked for."""
         if earlier is None:
             return self
-        pending = (now or before for now, before in zip(self.pending, earlier.pending, strict=True))
         must_rewind = self.must_rewind or earlier.must_rewind
-        return replace(self, pending=Pending(*pending), must_rewind=must_rewind)
+        return replace(self, pending=self.pending.also(earlier.pending), must_rewind=must_rewind)
 
 
 class Report:
@@ -103,11 +103,9 @@ def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pen
     bad = (loss.isfinite() & norm.isfinite()).logical_not()
     numbers = torch.zeros(3 + len(pending), dtype=torch.float64, device=loss.device)
     numbers[0], numbers[1], numbers[-1] = loss.masked_fill(bad, 0.0), bad, norm
+    # As arguments of kernels: a tensor of them, or to assign one, would be a copy to wait for.
     for place, asked in enumerate(pending, start=2):
-        if (
-            asked
-        ):  # a number is an argument of a kernel; a tensor of them would be a copy to wait for
-            numbers[place] = 1.0
+        numbers[place].fill_(float(asked))
     world.add_up(numbers[:-1])
     return Report(numbers, world.size)
 
@@ -115,8 +113,8 @@ def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pen
 def heard(world: World, outcome: Outcome, pending: Pending) -> Outcome:
     """An outcome with what any rank has been asked for since; all ranks call this."""
     later = world.sum([*map(float, pending)])
-    both = (before or after > 0 for before, after in zip(outcome.pending, later, strict=True))
-    return replace(outcome, pending=Pending(*both))
+    asked = Pending(*(value > 0 for value in later))
+    return replace(outcome, pending=outcome.pending.also(asked))
 
 
 def spike(recent: Sequence[float], loss: float) -> float | None:

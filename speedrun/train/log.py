@@ -93,7 +93,7 @@ class Log:
         self._stretch_from, self._stretch_steps = start_seconds, 0
         self._first_seconds = self._last_seconds = start_seconds
         self._steps = 0
-        self._free = 1.0  # memory, looked at off the clock: asking a GPU's driver takes its time
+        self._free = 1.0  # memory, of a GPU looked at off the clock: its driver takes its time
         self._loss, self._rate, self._ms, self._wait = float("nan"), 0.0, 0.0, 0.0
 
     def event(self, kind: str, **values: Any) -> None:
@@ -102,16 +102,15 @@ class Log:
         if kind in SENTENCES:
             self._display.note(SENTENCES[kind].format(**values))
 
-    def step(self, progress: Progress, outcome: Outcome, wait: float) -> None:
-        """A step and its loss, with the seconds as `progress` has them when it is told.
-
-        `wait` are the seconds spent waiting for data so far.
-        """
+    def step(self, progress: Progress, outcome: Outcome) -> None:
+        """A step and its loss, with the seconds as `progress` has them when it is told."""
+        if self._device.type == "cpu":
+            self._free = memory_free(self._device)
         ms = 1000 * (progress.seconds - self._last_seconds)
         rate = outcome.settings.learning_rate_multiplier
         self._last_seconds, self._steps = progress.seconds, self._steps + 1
         self._stretch_steps += 1
-        self._loss, self._rate, self._ms, self._wait = outcome.loss, rate, ms, wait
+        self._loss, self._rate, self._ms, self._wait = outcome.loss, rate, ms, outcome.waited
         view = self._view(progress, outcome.step)
         self.event(
             "train",
@@ -120,7 +119,7 @@ class Log:
             grad_norm=outcome.grad_norm,
             lr_multiplier=rate,
             ms=round(ms, 3),
-            wait_seconds=round(wait, 6),
+            wait_seconds=round(outcome.waited, 6),
             peak_share=view.peak_share,
         )
         self._display.step(view)

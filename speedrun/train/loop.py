@@ -35,7 +35,7 @@ def train(trainer: Trainer, log: Log, checkpoints: CheckpointWriter, controls: C
         """Log what steps came to; the last of it, with what is asked for in any, `outcome` too."""
         for later in trainer.outcomes(everything=everything):
             progress.seconds = max(progress.seconds, clock.at(marks.pop(later.step)))
-            log.step(progress, later, trainer.loader.wait_seconds)
+            log.step(progress, later)
             outcome = later.after(outcome)
         return outcome
 
@@ -54,19 +54,20 @@ def train(trainer: Trainer, log: Log, checkpoints: CheckpointWriter, controls: C
         # Off the clock: the machine's peak, validation, a rewind, the copy of a checkpoint; writing
         # it overlaps steps.
         with clock.paused():
+            well = not outcome.must_rewind  # else these weights are about to be left
             last = trainer.finished or outcome.exit_code is not None
-            if weights or last or (trainer.validation_due and log.peak_due):
+            if well and (weights or last or (trainer.validation_due and log.peak_due)):
                 log.peak(progress, trainer.measure_peak())
             if weights:
                 with trainer.at_start(weights):
                     log.validation(progress, trainer.validate())
                 weights = None
-            if trainer.validation_due:
+            if well and trainer.validation_due:
                 log.validation(progress, trainer.validate())
-            if validates and not trainer.finished:
+            if well and validates and not trainer.finished:
                 # What was asked for meanwhile is heard now, and not a whole step later.
                 outcome = heard(trainer.world, outcome, controls.pending())
-            if outcome.must_rewind:
+            if not well:
                 trainer.rewind(checkpoints, log)
             elif outcome.save or trainer.finished:
                 trainer.save(checkpoints)

@@ -27,6 +27,10 @@ class Pending(NamedTuple):
     out_of_time: bool = False
     save: bool = False
 
+    def also(self, other: Pending) -> Pending:
+        """What was asked for in either."""
+        return Pending(*(one or two for one, two in zip(self, other, strict=True)))
+
     @property
     def exit_code(self) -> int | None:
         """The code of a stop, or None for no stop."""

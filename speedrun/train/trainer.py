@@ -52,6 +52,7 @@ from speedrun.train.build import (
     choose_precision,
     compile_passes,
     open_data,
+    unread_switches,
 )
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.compiled import Compilations
@@ -65,6 +66,7 @@ from speedrun.train.world import World
 NONFINITE_STEPS = 3  # in a row, before the run goes back to a checkpoint
 REWINDS = 3  # before it gives up
 SMALL_BUCKETS = 1  # MB of gradients sent at once in a rehearsal, so that a toy has several, too
+SELDOM = 1_000_000_000  # steps
 PEAK_REPEATS = 3  # matmuls of which the best counts: some 35 ms on two cores
 
 
@@ -75,6 +77,7 @@ class UnderWay(NamedTuple):
     settings: Settings
     step: int
     batch: int
+    waited: float  # seconds for data, by then
 
 
 class Trainer:
@@ -100,6 +103,8 @@ class Trainer:
         # Threads started from here on inherit it.
         torch.set_flush_denormal(True)
         self.rehearsal = config.machine.device == "rehearsal"
+        if self.rehearsal:
+            stand_in_for_a_gpu()  # before anything is multiplied in bf16
         how = {"rehearsal": self.rehearsal}
         self.dtype, precision = choose_precision(config.machine.precision, world.device, **how)
         check_muons_dtype(config, world.device)
@@ -112,8 +117,6 @@ class Trainer:
         self.passes = Planned(self.model, self.planner)
         compile_passes(self.passes, compiled, **how)
         self.parallel: nn.Module = self.passes  # or DistributedDataParallel around it
-        if self.rehearsal:
-            stand_in_for_a_gpu()
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
         self.kernels = f"attention {self.planner.backend}: {kernels}"
         self.compiles = compiled != "none" or self.planner.backend == "flex"
@@ -125,6 +128,7 @@ class Trainer:
         on_gpu = world.device.type == "cuda" or self.rehearsal
         self.waits = not on_gpu or bool(self.optimizer.foreign)
         self._under_way: deque[UnderWay] = deque()
+        self._last_bad = (0, 0)  # step and batch that were not finite
         # Written at every start and into every checkpoint, so that an edited file is found out.
         self.identity: dict[str, Any] = {
             "dataset_fingerprint": self.data.dataset.fingerprint,
@@ -140,6 +144,7 @@ class Trainer:
         passes = f"{self.microbatches} forward pass{'es' if self.microbatches > 1 else ''} a step"
         self.notes = (
             *self.data.notes,
+            *unread_switches(config, world, compiles=self.compiles),
             *([idle] if idle else []),
             f"device {world.device}, {world.size} x {torch.get_num_threads()} threads, {passes}",
             f"precision {str(self.dtype).removeprefix('torch.')}: {precision}{stream}",
@@ -171,6 +176,9 @@ class Trainer:
                 find_unused_parameters=not self.model.blocks_are_ours,
                 **quiet,
             )
+            # Its own statistics wait for the device, every hundredth step unless told otherwise.
+            quieten: Any = self.parallel._set_ddp_runtime_logging_sample_rate
+            quieten(SELDOM)
 
     def step(self, asked: Callable[[], Pending] = Pending) -> None:
         """One update of the weights, or none if loss or gradient is not finite on some rank.
@@ -185,7 +193,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.count_step()
         place = self.progress.step, self.progress.batch - 1
-        self._under_way.append(UnderWay(report, settings, *place))
+        self._under_way.append(UnderWay(report, settings, *place, self.loader.wait_seconds))
 
     def update(self, report: Report) -> None:
         """Of a GPU nothing is asked here: the weights stay as they are where not `report.good`."""
@@ -204,17 +212,25 @@ class Trainer:
         """
         left = 0 if everything or self.waits else 1
         while len(self._under_way) > left:
-            report, settings, step, batch = self._under_way.popleft()
-            agreed = report.read()
-            spike = self.progress.count_loss(agreed)
+            begun = self._under_way.popleft()
+            agreed = begun.report.read()
+            spike, pending = self.progress.count_loss(agreed), agreed.pending
             must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
-            if must_rewind:
-                self._under_way.clear()  # a rewind will undo it
+            if not agreed.finite:
+                self._last_bad = begun.step, begun.batch
+            if must_rewind:  # which undoes what is under way, but for what was asked for
+                for later in self._under_way:
+                    pending = pending.also(later.report.read().pending)
+                self._under_way.clear()
             yield Outcome(
-                **vars(agreed),
-                step=step,
-                batch=batch,
-                settings=settings,
+                loss=agreed.loss,
+                grad_norm=agreed.grad_norm,
+                finite=agreed.finite,
+                pending=pending,
+                step=begun.step,
+                batch=begun.batch,
+                settings=begun.settings,
+                waited=begun.waited,
                 spike=spike,
                 must_rewind=must_rewind,
             )
@@ -241,7 +257,7 @@ class Trainer:
         with telling(self.model.custom.values(), f"at step {self.progress.step}"):
             for index, micro in enumerate(batch.split(self.microbatches)):
                 last = index == self.microbatches - 1
-                with nullcontext() if last else self._no_sync(), self.compilations.running():
+                with nullcontext() if last else self._no_sync():
                     loss = self.training_loss(micro) / self.microbatches
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
@@ -256,8 +272,8 @@ class Trainer:
 
     def training_loss(self, batch: Batch) -> Tensor:
         """Through the module that averages gradients over ranks."""
-        loss: Tensor = self.parallel(batch.inputs, batch.documents, batch.targets)
-        self.compilations.used("training")
+        with self.compilations.running("training"):
+            loss: Tensor = self.parallel(batch.inputs, batch.documents, batch.targets)
         return loss
 
     def validate(self) -> Validation:
@@ -331,9 +347,8 @@ class Trainer:
     def validation_loss(self, batch: Batch) -> Tensor:
         self.passes.eval()
         where = telling(self.model.custom.values(), f"in validation at step {self.progress.step}")
-        with where, self.compilations.running():
+        with where, self.compilations.running("validation"):
             loss: Tensor = self.passes(batch.inputs, batch.documents, batch.targets)
-        self.compilations.used("validation")
         return loss
 
     def apply_settings(self) -> Settings:
@@ -405,9 +420,10 @@ class Trainer:
                 "anew with lower learning rates, or look at the data of these batches"
             )
         if hopeless:
+            last, batch = self._last_bad
             report = (
                 f"the loss or a gradient was not finite in {progress.nonfinite} steps in a row, "
-                f"the last at step {progress.step} (batch {progress.batch - 1}), {hopeless}"
+                f"the last at step {last} (batch {batch}), {hopeless}"
             )
             log.event("gave_up", step=progress.step, reason=report)
             with self.world.together():  # which no rank leaves
@@ -455,8 +471,14 @@ class Trainer:
     def _clip_gradients(self, norm: float | Tensor) -> None:
         """Scale gradients of the given norm down to `optimizer.clip`, if there is a limit."""
         limit = self.config.optimizer.clip
+        if not limit or (isinstance(norm, float) and norm <= limit):
+            return
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if limit and isinstance(norm, Tensor):
-            torch._foreach_mul_(gradients, (limit / norm).clamp(max=1.0).float())
-        elif limit and norm > limit:
+        if isinstance(norm, float):
             torch._foreach_mul_(gradients, limit / norm)
+            return
+        factor = (limit / norm).clamp(max=1.0).float()
+        torch._foreach_mul_([g for g in gradients if g.dtype == factor.dtype], factor)
+        for gradient in gradients:
+            if gradient.dtype != factor.dtype:  # in which the factor would be rounded
+                gradient.copy_(gradient.float() * factor)

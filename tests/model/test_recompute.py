@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
+from speedrun.errors import ConfigError
 from speedrun.model.gpt import GPT
 from speedrun.model.plan import AttentionPlanner
 from speedrun.train.build import build_model
@@ -82,6 +83,33 @@ def test_nothing_is_kept_where_there_is_no_backward(monkeypatch: pytest.MonkeyPa
         loss, kept = loss_of(model.eval(), config)
     assert loss.isfinite()
     assert kept == 0
+
+
+COUNTING = """
+import torch
+from speedrun.model.block import MLP
+
+class Counting(MLP):
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("fixed", torch.ones(()))
+
+    def forward(self, x, norm):
+        if self.training:
+            self.seen += 1
+        return super().forward(x, norm) * self.fixed
+"""
+
+
+def test_a_buffer_that_would_change_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    own = f"custom.mlp.use={tmp_path / 'counting.py'}:Counting"
+    model_of(config_of("record-18", own))
+    with pytest.raises(
+        ConfigError, match=r"Counting\): its forward pass changes blocks\.0\.mlp\.seen"
+    ):
+        model_of(config_of("record-18", own, "machine.recompute=true"))
 
 
 NOISY = """

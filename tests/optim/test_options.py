@@ -26,10 +26,10 @@ def test_signature_and_help_show_every_option_with_its_default(
 
 
 def test_a_recipe_and_the_optimizer_mean_the_same() -> None:
-    """What Muon adds to a recipe's options changes none of them but the kinds of coefficients."""
+    """What Muon adds to a recipe's options changes none of them but the kinds of two."""
     for name in MuonOptions.names():
         recipe, ours = MuonOptions.model_fields[name], MuonArguments.model_fields[name]
         assert ours.default == recipe.default
-        if name != "coefficients":
+        if name not in ("coefficients", "dtype"):
             assert ours.metadata == recipe.metadata
             assert ours.annotation == recipe.annotation

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,42 @@ def spoil(world: World, rank: int, steps: set[int]) -> None:
         return honest(self, batch) * (math.nan if here else 1.0)
 
     Trainer.training_loss = spoilt  # type: ignore[method-assign]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    honest = Trainer.__init__
+
+    def patched(self: Trainer, *arguments: Any, **named: Any) -> None:
+        honest(self, *arguments, **named)
+        self.waits = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "__init__", patched)
+        yield
+
+
+def train_and_meet(
+    world: World,
+    config: Config,
+    folder: Path,
+    rank: int,
+    steps: set[int],
+    stop_in: int,
+    how: dict[str, Any],
+) -> None:
+    """Nobody waits; `rank` meets NaNs at these steps and is asked to end in the backward of one."""
+    spoil(world, rank, steps)
+    loss_of = Trainer.training_loss
+
+    def asked(self: Trainer, batch: Batch) -> Tensor:
+        if world.rank == rank and self.progress.batch == stop_in:
+            signal.raise_signal(signal.SIGTERM)
+        return loss_of(self, batch)
+
+    Trainer.training_loss = asked  # type: ignore[method-assign]
+    with no_waiting():
+        train(world, config, folder, how | {"warm_up": False})
 
 
 def train_with_a_nan(world: World, config: Config, folder: Path, step: int) -> None:

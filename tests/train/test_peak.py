@@ -36,7 +36,7 @@ def test_a_stretch_counts_with_the_peaks_at_its_ends(tiny: Make) -> None:
     def step(seconds: float) -> None:
         progress.step += 1
         progress.seconds += seconds
-        log.step(progress, outcome, 0.0)
+        log.step(progress, outcome)
 
     step(2.0)
     log.peak(progress, Peak(work, 0.25))

@@ -23,6 +23,7 @@ from speedrun.train.environment import environment
 from speedrun.train.progress import Progress
 from speedrun.train.run import RunFolder
 from speedrun.train.trainer import Trainer
+from speedrun.train.world import World
 from tests.train.heard import ALONE, Heard, Make, losses, same_bits, tensors, train, values
 
 
@@ -70,6 +71,33 @@ def test_the_driver_of_a_gpu_is_noted(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     assert environment(torch.device("cuda"), "")["driver"] == version
     assert environment(torch.device("cpu"), "")["driver"] is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "asked", "dtype"),
+    [
+        ((9, 0), "auto", torch.bfloat16),
+        ((7, 5), "auto", torch.float32),
+        ((7, 5), "bf16", torch.bfloat16),
+        ((9, 0), "fp32", torch.float32),
+    ],
+)
+def test_a_gpu_that_emulates_bf16_computes_in_fp32(
+    capability: tuple[int, int], asked: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert build.choose_precision(asked, torch.device("cuda"))[0] == dtype
+
+
+def test_switches_that_do_nothing_here_are_told(tiny: Make) -> None:
+    words = ["bucket_views=false", "overlap_gathers=false", "pinned=false", "guards=few"]
+    config = tiny(*(f"machine.{word}" for word in words), "machine.prefetch=0")
+    trainer = Trainer(config, ALONE, Path(config.data.dir))
+    with trainer.loader:
+        told = [note for note in trainer.notes if "changes nothing here" in note]
+    assert [note.split()[0] for note in told] == [f"machine.{w.split('=')[0]}" for w in words]
+    several = World(0, 2, 2, torch.device("cuda"))
+    assert build.unread_switches(config, several, compiles=True) == []
 
 
 def test_a_cpu_that_is_slow_in_bf16_refuses_it_for_muon(

@@ -17,12 +17,15 @@ from torch import Tensor
 
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
+from speedrun.model import native
 from speedrun.model.linear import Norm
 from speedrun.train.loop import train as train_loop
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import Controls, Pending
 from speedrun.train.trainer import Trainer
+from tests.train import jobs
+from tests.train.children import on_ranks
 from tests.train.heard import (
     ALONE,
     Heard,
@@ -35,24 +38,13 @@ from tests.train.heard import (
     values,
     writer_into,
 )
+from tests.train.jobs import no_waiting
 from tests.train.waits import NoWaits, WaitedError
 
 RECIPES = ["baseline", "record-03", "record-18", "best"]
 SIZES = ("model.layers=4", "batch.length=256", "batch.tokens=512", "validation.tokens=512")
+HOW = ["item", "float", "bool", "tolist", "nonzero", "cpu", "numpy", "tensor", "place"]
 KINDS = ("train", "val", "nonfinite", "spike", "rewind", "checkpoint")
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    honest = Trainer.__init__
-
-    def patched(self: Trainer, *arguments: Any, **named: Any) -> None:
-        honest(self, *arguments, **named)
-        self.waits = False
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "__init__", patched)
-        yield
 
 
 @contextmanager
@@ -109,6 +101,23 @@ def test_a_rewind_comes_a_step_later_and_goes_back_as_far(tiny: Make, tmp_path: 
     assert values(tmp_path / "run", "train") == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_ranks_come_to_one_mind_a_step_later(rank: int, tiny: Make, tmp_path: Path) -> None:
+    """NaNs on one of them, a rewind in which a stop was asked for, and going on from there."""
+    config = tiny("validation.every=6", "train.steps=10")
+    how = {"checkpoint_every": Interval(steps=4)}
+    on_ranks(2, jobs.train_and_meet, tmp_path, config, tmp_path / "run", rank, {5, 6, 7}, 7, how)
+    run = RunFolder(tmp_path / "run")
+    assert values(run.path, "nonfinite", "batch") == [4, 5, 6]
+    (rewind,) = run.read_metrics("rewind")
+    assert (rewind["step"], rewind["from_step"], rewind["batch"]) == (4, 8, 8)
+    assert values(run.path, "val") == [0, 6], "no validation of weights that are left"
+    assert run.read_metrics("end")[-1]["code"] == 143, "heard in the step that was undone"
+    on_ranks(2, jobs.train, tmp_path, config, run.path, {**how, "resume": True})
+    assert values(run.path, "train")[-6:] == [5, 6, 7, 8, 9, 10]
+    assert values(run.path, "val")[-2:] == [6, 10]
+
+
 class Asking(Controls):
     """As if a signal came before the backward of this step was done."""
 
@@ -140,9 +149,20 @@ def trainer_of(config: Config) -> Iterator[Trainer]:
         yield trainer
 
 
+@pytest.fixture
+def torch_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No kernels of a CPU, which a GPU has not either."""
+    monkeypatch.setenv(native.SWITCH, "0")
+    native.load.cache_clear()
+    yield
+    native.load.cache_clear()
+
+
+@pytest.mark.usefixtures("torch_code")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_asks_the_device_for_nothing(recipe: str, tiny: Make) -> None:
-    config = tiny(*SIZES, "optimizer.clip=0.7", "machine.microbatch=1", recipe=recipe)
+    config = tiny(*SIZES, "optimizer.clip=0.7", "machine.microbatch=1", "machine.attention=dense",
+                  recipe=recipe)  # fmt: skip
     with trainer_of(config) as trainer:
         trainer.step()
         with NoWaits() as watched:
@@ -153,7 +173,7 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, tiny: Make) -> None:
         assert [outcome.step for outcome in trainer.outcomes(everything=True)] == [4]
 
 
-@pytest.mark.parametrize("how", ["item", "float", "bool", "tolist", "nonzero", "cpu", "numpy"])
+@pytest.mark.parametrize("how", HOW)
 def test_what_asks_for_a_number_is_found(
     how: str, tiny: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +186,8 @@ def test_what_asks_for_a_number_is_found(
         "nonzero": lambda x: x.nonzero(),
         "cpu": lambda x: x.to("cpu"),
         "numpy": lambda x: x.detach().numpy(),
+        "tensor": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+        "place": lambda x: x.detach().clone().flatten()[:2].__setitem__(0, 1.0),
     }
     honest = Norm.forward
 

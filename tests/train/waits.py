@@ -22,6 +22,9 @@ READING = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "masked_select",
     "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim", "bincount", "histc",
     "repeat_interleave", "_assert_async",
+    # What torch.tensor and the assignment of a number to a place make: a copy from memory that is
+    # not pinned, for which Python waits.
+    "lift_fresh", "lift_fresh_copy",
 }  # fmt: skip
 METHODS: set[Any] = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__float__,
