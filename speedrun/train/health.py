@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from speedrun.config.schedule import Settings
+from speedrun.errors import RunError
 from speedrun.train.signals import Pending
 from speedrun.train.world import World
 
@@ -108,6 +109,22 @@ def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pen
         numbers[place].fill_(float(asked))
     world.add_up(numbers[:-1])
     return Report(numbers, world.size)
+
+
+def refuse_unlike(world: World, digests: Sequence[tuple[str, float]], when: str) -> None:
+    """Ranks must have come to the same with each of these optimizers; all ranks call this."""
+    for called, digest in digests:
+        found = world.gather(digest)
+        other = next((rank for rank, d in enumerate(found) if d != found[0]), None)
+        if other is None:
+            continue
+        report = (
+            f"{when} rank {other} has other weights or another state than rank 0: {called} does "
+            "not do the same on every rank; run it on one, or make it depend on nothing but "
+            "weights, gradients and its state"
+        )
+        with world.together():
+            raise RunError(report)
 
 
 def heard(world: World, outcome: Outcome, pending: Pending) -> Outcome:

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,28 +54,17 @@ from speedrun.train.build import (
 )
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.compiled import Compilations
-from speedrun.train.health import Outcome, Report, agree
+from speedrun.train.gradients import averaging, clip_gradients
+from speedrun.train.health import Outcome, Report, agree, refuse_unlike
 from speedrun.train.log import Log, Peak
+from speedrun.train.outcomes import UnderWay
 from speedrun.train.progress import Progress
 from speedrun.train.signals import Pending
 from speedrun.train.validate import Validation, validate
 from speedrun.train.world import World
 
-NONFINITE_STEPS = 3  # in a row, before the run goes back to a checkpoint
 REWINDS = 3  # before it gives up
-SMALL_BUCKETS = 1  # MB of gradients sent at once in a rehearsal, so that a toy has several, too
-SELDOM = 1_000_000_000  # steps
 PEAK_REPEATS = 3  # matmuls of which the best counts: some 35 ms on two cores
-
-
-class UnderWay(NamedTuple):
-    """A step whose numbers nobody has read yet."""
-
-    report: Report
-    settings: Settings
-    step: int
-    batch: int
-    waited: float  # seconds for data, by then
 
 
 class Trainer:
@@ -127,8 +114,7 @@ class Trainer:
         # somebody else's cannot leave a step out by itself.
         on_gpu = world.device.type == "cuda" or self.rehearsal
         self.waits = not on_gpu or bool(self.optimizer.foreign)
-        self._under_way: deque[UnderWay] = deque()
-        self._last_bad = (0, 0)  # step and batch that were not finite
+        self._under_way = UnderWay(self.progress)
         # Written at every start and into every checkpoint, so that an edited file is found out.
         self.identity: dict[str, Any] = {
             "dataset_fingerprint": self.data.dataset.fingerprint,
@@ -156,29 +142,9 @@ class Trainer:
         )  # fmt: skip
 
     def share_gradients(self) -> None:
-        """Average gradients over ranks, in the very buckets they are sent in; all ranks call this.
-
-        Our buffers are not sent at each step: they are the angles of the positions, which never
-        change. Those of users' own code may, and a checkpoint has the first rank's. Such code may
-        leave a parameter aside on one rank, as where no token of its rows goes to an expert.
-        """
+        """Average gradients over ranks from here on; all ranks call this."""
         if self.world.size > 1:
-            newer = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-            own = tuple(f"{place}." for place in self.model.custom)
-            changing = any(name.startswith(own) for name, _ in self.model.named_buffers())
-            quiet: dict[str, Any] = {
-                "forward_sync_buffers" if newer else "broadcast_buffers": changing
-            }
-            self.parallel = DistributedDataParallel(
-                self.passes,
-                gradient_as_bucket_view=self.config.machine.bucket_views,
-                bucket_cap_mb=SMALL_BUCKETS if self.rehearsal else None,
-                find_unused_parameters=not self.model.blocks_are_ours,
-                **quiet,
-            )
-            # Its own statistics wait for the device, every hundredth step unless told otherwise.
-            quieten: Any = self.parallel._set_ddp_runtime_logging_sample_rate
-            quieten(SELDOM)
+            self.parallel = averaging(self.passes, self.config.machine)
 
     def step(self, asked: Callable[[], Pending] = Pending) -> None:
         """One update of the weights, or none if loss or gradient is not finite on some rank.
@@ -192,48 +158,24 @@ class Trainer:
         self.update(report)
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.count_step()
-        place = self.progress.step, self.progress.batch - 1
-        self._under_way.append(UnderWay(report, settings, *place, self.loader.wait_seconds))
+        self._under_way.add(report, settings, self.loader.wait_seconds)
 
     def update(self, report: Report) -> None:
         """Of a GPU nothing is asked here: the weights stay as they are where not `report.good`."""
         if not self.waits:
-            self._clip_gradients(report.norm)
+            clip_gradients(self.model.parameters(), report.norm, self.config.optimizer.clip)
             self.optimizer.step_where(report.good)
         elif (agreed := report.read()).finite:
-            self._clip_gradients(agreed.grad_norm)
+            clip_gradients(self.model.parameters(), agreed.grad_norm, self.config.optimizer.clip)
             with self._failing_together():
                 self.optimizer.step()
 
     def outcomes(self, *, everything: bool = False) -> Iterator[Outcome]:
-        """Of the steps so far that were not told yet, but for the last where it is waited for.
+        """Of the steps that were not told yet, but for the last where it is waited for.
 
         `everything` waits for that one, too.
         """
-        left = 0 if everything or self.waits else 1
-        while len(self._under_way) > left:
-            begun = self._under_way.popleft()
-            agreed = begun.report.read()
-            spike, pending = self.progress.count_loss(agreed), agreed.pending
-            must_rewind = self.progress.nonfinite >= NONFINITE_STEPS
-            if not agreed.finite:
-                self._last_bad = begun.step, begun.batch
-            if must_rewind:  # which undoes what is under way, but for what was asked for
-                for later in self._under_way:
-                    pending = pending.also(later.report.read().pending)
-                self._under_way.clear()
-            yield Outcome(
-                loss=agreed.loss,
-                grad_norm=agreed.grad_norm,
-                finite=agreed.finite,
-                pending=pending,
-                step=begun.step,
-                batch=begun.batch,
-                settings=begun.settings,
-                waited=begun.waited,
-                spike=spike,
-                must_rewind=must_rewind,
-            )
+        return self._under_way.told(everything=everything or self.waits)
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:
@@ -316,19 +258,8 @@ class Trainer:
         if self.world.size == 1:
             return
         with self._failing_together():  # as one may whose state cannot be saved
-            mine = [foreign.digest() for foreign in self.optimizer.foreign]
-        for foreign, digest in zip(self.optimizer.foreign, mine, strict=True):
-            digests = self.world.gather(digest)
-            other = next((rank for rank, d in enumerate(digests) if d != digests[0]), None)
-            if other is None:
-                continue
-            report = (
-                f"after step {self.progress.step} rank {other} has other weights or another state "
-                f"than rank 0: {foreign.called} does not do the same on every rank; run it on one, "
-                "or make it depend on nothing but weights, gradients and its state"
-            )
-            with self.world.together():
-                raise RunError(report)
+            mine = [(foreign.called, foreign.digest()) for foreign in self.optimizer.foreign]
+        refuse_unlike(self.world, mine, f"after step {self.progress.step}")
 
     @torch.no_grad()
     def _set_weights(self, weights: Sequence[Tensor]) -> None:
@@ -420,7 +351,7 @@ class Trainer:
                 "anew with lower learning rates, or look at the data of these batches"
             )
         if hopeless:
-            last, batch = self._last_bad
+            last, batch = self._under_way.last_bad
             report = (
                 f"the loss or a gradient was not finite in {progress.nonfinite} steps in a row, "
                 f"the last at step {last} (batch {batch}), {hopeless}"
@@ -467,18 +398,3 @@ class Trainer:
         if isinstance(self.parallel, DistributedDataParallel):
             return self.parallel.no_sync()
         return nullcontext()
-
-    def _clip_gradients(self, norm: float | Tensor) -> None:
-        """Scale gradients of the given norm down to `optimizer.clip`, if there is a limit."""
-        limit = self.config.optimizer.clip
-        if not limit or (isinstance(norm, float) and norm <= limit):
-            return
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if isinstance(norm, float):
-            torch._foreach_mul_(gradients, limit / norm)
-            return
-        factor = (limit / norm).clamp(max=1.0).float()
-        torch._foreach_mul_([g for g in gradients if g.dtype == factor.dtype], factor)
-        for gradient in gradients:
-            if gradient.dtype != factor.dtype:  # in which the factor would be rounded
-                gradient.copy_(gradient.float() * factor)

@@ -15,9 +15,10 @@ from speedrun.data.loader import Batch
 from speedrun.science import records
 from speedrun.science.leaderboard import check
 from speedrun.train import checkpoint
+from speedrun.train.outcomes import NONFINITE_STEPS
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
-from speedrun.train.trainer import NONFINITE_STEPS, Trainer
+from speedrun.train.trainer import Trainer
 from tests.science.board import (
     ALPHA,
     Board,

@@ -12,10 +12,10 @@ from speedrun.config.schema import Config
 from speedrun.errors import RunError
 from speedrun.optim import combined
 from speedrun.optim.errors import OptimError
+from speedrun.train.outcomes import NONFINITE_STEPS
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
 from speedrun.train.trained import load_trained
-from speedrun.train.trainer import NONFINITE_STEPS
 from speedrun.train.world import World
 from tests.optim import foreign as toys
 from tests.train import jobs

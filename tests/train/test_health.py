@@ -18,11 +18,12 @@ from speedrun.errors import RunError
 from speedrun.train import checkpoint, log
 from speedrun.train.clock import Clock
 from speedrun.train.health import SPIKE_LEAST, SPIKE_WINDOW, Agreement, spike
+from speedrun.train.outcomes import NONFINITE_STEPS
 from speedrun.train.progress import Progress
 from speedrun.train.request import Interval
 from speedrun.train.run import RunFolder
 from speedrun.train.signals import Pending
-from speedrun.train.trainer import NONFINITE_STEPS, REWINDS, Trainer
+from speedrun.train.trainer import REWINDS, Trainer
 from speedrun.train.validate import Validation, validate
 from tests.train.heard import ALONE, Heard, Make, losses, newest, same_bits, tensors, train, values
 

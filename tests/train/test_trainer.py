@@ -19,9 +19,10 @@ from speedrun.data.loader import Batch
 from speedrun.errors import RunError
 from speedrun.model.loss import Loss
 from speedrun.train import checkpoint
+from speedrun.train.outcomes import NONFINITE_STEPS
 from speedrun.train.progress import Progress
 from speedrun.train.signals import Pending
-from speedrun.train.trainer import NONFINITE_STEPS, Trainer
+from speedrun.train.trainer import Trainer
 from tests.train.heard import ALONE, Make, newest, quiet_log, same_bits, step, writer_into
 
 # Record 18 and its successors need four layers, for halves that mirror each other.

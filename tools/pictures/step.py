@@ -20,10 +20,13 @@ ORDER = {
            "trainer.rewind", "trainer.save"),
     f"{TRAINER}.step": (
         "self.apply_settings", "next", "self.forward_backward", "agree", "self.update",
-        "self.optimizer.zero_grad", "self.progress.count_step", "UnderWay",
+        "self.optimizer.zero_grad", "self.progress.count_step", "self._under_way.add",
     ),
-    f"{TRAINER}.update": ("self._clip_gradients", "self.optimizer.step"),
-    f"{TRAINER}.outcomes": ("report.read", "self.progress.count_loss", "Outcome"),
+    f"{TRAINER}.update": ("clip_gradients", "self.optimizer.step"),
+    f"{TRAINER}.outcomes": ("self._under_way.told",),
+    "speedrun.train.outcomes:UnderWay._tell": (
+        "report.read", "self._progress.count_loss", "Outcome",
+    ),
     f"{TRAINER}.apply_settings": ("settings_at", "part.apply_settings"),
     f"{TRAINER}.forward_backward": ("batch.split", "self.training_loss", "loss.backward"),
     f"{TRAINER}.training_loss": ("self.parallel",),
