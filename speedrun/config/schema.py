@@ -191,6 +191,11 @@ class MachineConfig(Section):
         2, description="batches made ahead, and a shard read ahead; 0: when they are asked for"
     )
 
+    @property
+    def rehearsal(self) -> bool:
+        """A CPU is to do what a GPU would be given."""
+        return self.device == "rehearsal"
+
 
 # Keys that had another name. Stored configs are read under either, everything else is refused.
 MOVED = {

@@ -88,7 +88,7 @@ class AttentionPlanner:
             config.machine.attention,
             tokens=config.batch.length,
             dtype=dtype,
-            rehearsal=config.machine.device == "rehearsal",
+            rehearsal=config.machine.rehearsal,
         )
         self._full_blocks = config.machine.full_blocks
         if not self._full_blocks and self.backend != "flex":

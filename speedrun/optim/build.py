@@ -34,7 +34,7 @@ def build_optimizer(
         if isinstance(chosen, MuonOptions):
             options[role]["split_rows"] = _split_rows(role, chosen, config.model)
             options[role]["overlap"] = config.machine.overlap_gathers
-            if config.machine.device == "rehearsal" and chosen.dtype == "auto":
+            if config.machine.rehearsal and chosen.dtype == "auto":
                 options[role]["dtype"] = "bf16"  # as on a GPU
     # The training loop checks gradients itself, on all ranks at once.
     return CombinedOptimizer(grouped, options, seed=config.train.seed, check_finite=False)

@@ -71,7 +71,7 @@ def choose_precision(
 
 def check_muons_dtype(config: Config, device: torch.device) -> None:
     """Refuse bf16 that this CPU does badly; a rehearsal takes the time it takes."""
-    muon, rehearsal = config.optimizer.muon, config.machine.device == "rehearsal"
+    muon, rehearsal = config.optimizer.muon, config.machine.rehearsal
     used = config.optimizer.kind == "muon" and muon.dtype == "bf16"
     if used and device.type == "cpu" and not rehearsal:
         _gain_of_bf16("optimizer.muon.dtype")
@@ -245,7 +245,7 @@ def try_code(config: Config) -> None:
     if not config.used_code():
         return
     device = choose_device(config.machine.device)
-    rehearsal = config.machine.device == "rehearsal"
+    rehearsal = config.machine.rehearsal
     if rehearsal:
         stand_in_for_a_gpu()
     dtype, _ = choose_precision(config.machine.precision, device, rehearsal=rehearsal)

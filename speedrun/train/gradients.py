@@ -32,7 +32,7 @@ def averaging(passes: Planned, machine: MachineConfig) -> DistributedDataParalle
     shared = DistributedDataParallel(
         passes,
         gradient_as_bucket_view=machine.bucket_views,
-        bucket_cap_mb=SMALL_BUCKETS if machine.device == "rehearsal" else None,
+        bucket_cap_mb=SMALL_BUCKETS if machine.rehearsal else None,
         find_unused_parameters=not model.blocks_are_ours,
         **quiet,
     )

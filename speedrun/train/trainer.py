@@ -89,10 +89,10 @@ class Trainer:
         # microcode: after a hundred steps of record 2 they made a step take half as long again.
         # Threads started from here on inherit it.
         torch.set_flush_denormal(True)
-        self.rehearsal = config.machine.device == "rehearsal"
-        if self.rehearsal:
+        rehearsal = config.machine.rehearsal
+        how = {"rehearsal": rehearsal}
+        if rehearsal:
             stand_in_for_a_gpu()  # before anything is multiplied in bf16
-        how = {"rehearsal": self.rehearsal}
         self.dtype, precision = choose_precision(config.machine.precision, world.device, **how)
         check_muons_dtype(config, world.device)
         self.data = open_data(config, world, dataset, self.dtype, self.progress.batch)
@@ -112,7 +112,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model.named_roles(), config)
         # Where a step's numbers are read before its update. A CPU has them anyway; an optimizer of
         # somebody else's cannot leave a step out by itself.
-        on_gpu = world.device.type == "cuda" or self.rehearsal
+        on_gpu = world.device.type == "cuda" or rehearsal
         self.waits = not on_gpu or bool(self.optimizer.foreign)
         self._under_way = UnderWay(self.progress)
         # Written at every start and into every checkpoint, so that an edited file is found out.
@@ -125,15 +125,15 @@ class Trainer:
         }
         asked = config.machine.threads or world.device.type != "cpu"
         idle = "" if asked else idle_cores(world.local_size)
-        mixed = self.dtype == torch.bfloat16
-        stream = f"; tables and stream {config.model.stream}, matrices fp32" if mixed else ""
+        stream = f"; tables and stream {config.model.stream}, matrices fp32"
         passes = f"{self.microbatches} forward pass{'es' if self.microbatches > 1 else ''} a step"
         self.notes = (
             *self.data.notes,
             *unread_switches(config, world, compiles=self.compiles),
             *([idle] if idle else []),
             f"device {world.device}, {world.size} x {torch.get_num_threads()} threads, {passes}",
-            f"precision {str(self.dtype).removeprefix('torch.')}: {precision}{stream}",
+            f"precision {str(self.dtype).removeprefix('torch.')}: {precision}"
+            f"{stream if self.dtype == torch.bfloat16 else ''}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
             f"torch.compile: {compiled}{why}",
             *(foreign.about for foreign in self.optimizer.foreign),
@@ -270,7 +270,7 @@ class Trainer:
         """The best matmul rate of all ranks together, each with its threads or its GPU."""
         begun = time.perf_counter()
         self.world.barrier()  # ranks that share cores measure at the same time
-        dtype = torch.float32 if self.rehearsal else self.dtype  # this CPU's, in what it does well
+        dtype = torch.float32 if self.config.machine.rehearsal else self.dtype  # a CPU's
         flops = matmul_flops(repeats=PEAK_REPEATS, dtype=dtype, device=self.world.device)
         seconds = time.perf_counter() - begun
         return Peak(sum(self.world.gather(flops)), max(self.world.gather(seconds)))

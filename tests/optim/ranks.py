@@ -14,7 +14,6 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.optim import (
-    Adam,
     AdamOptions,
     CombinedOptimizer,
     Muon,
@@ -25,6 +24,7 @@ from speedrun.optim import (
     orthogonalize,
 )
 from tests.optim import test_muon
+from tests.optim.tables import TABLES, make_adam, make_tables, train_tables
 from tests.optim.test_base import RowMuon
 from tests.optim.test_muon import set_grads, train
 from tests.waiting import PATIENCE
@@ -161,41 +161,6 @@ def check_resume(world: int, group: Any, folder: Path) -> None:
     train(muon, params, range(3, 6))
     fingerprint_is_shared(params, group)
     torch.save(flat(params), folder / f"resumed.{world}")
-
-
-TABLES = {  # name: shape, type; the first three are shared out on 2, 3 and 4 ranks
-    "even": ((240, 96), torch.float32),
-    "odd": ((241, 97), torch.float32),
-    "half": ((241, 96), torch.bfloat16),
-    "few rows": ((3, 9000), torch.float32),
-    "small": ((40, 8), torch.float32),
-    "gain": ((20,), torch.float32),
-}
-
-
-def make_tables() -> dict[str, Parameter]:
-    g = torch.Generator().manual_seed(5)
-    return {
-        name: Parameter(torch.randn(shape, generator=g).to(dtype))
-        for name, (shape, dtype) in TABLES.items()
-    }
-
-
-def train_tables(adam: Adam, tables: dict[str, Parameter], steps: range) -> None:
-    """One step in four is left out, and one table has no gradient in another."""
-    for step in steps:
-        g = torch.Generator().manual_seed(step)
-        for name, table in tables.items():
-            grad = torch.randn(table.shape, generator=g).to(table.dtype)
-            table.grad = None if step % 4 == 1 and name == "odd" else grad
-        if step % 4 == 3:
-            adam.step_where(torch.tensor(False))
-        else:
-            adam.step()
-
-
-def make_adam(tables: dict[str, Parameter], group: Any = None) -> Adam:
-    return Adam([*tables.items()], lr=0.05, weight_decay=0.1, process_group=group)
 
 
 def check_tables(world: int, group: Any, of_one: Any, folder: Path) -> None:

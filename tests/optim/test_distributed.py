@@ -16,16 +16,8 @@ from torch.nn import Parameter
 from speedrun.optim import (
     Muon,
 )
-from tests.optim.ranks import (
-    RANKS,
-    ddp_steps,
-    flat,
-    make_adam,
-    make_muon,
-    make_params,
-    make_tables,
-    train_tables,
-)
+from tests.optim.ranks import RANKS, ddp_steps, flat, make_muon, make_params
+from tests.optim.tables import make_adam, make_tables, train_tables
 from tests.optim.test_muon import train
 from tests.waiting import PATIENCE
 
