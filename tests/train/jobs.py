@@ -77,7 +77,8 @@ def count_what_is_sent(world: World, config: Config, folder: Path) -> None:
     train(world, config, folder / "run", {"warm_up": False})
     found = {"passes": passes, "bytes": sizes, "of_gradients": of_gradients, "copied": copied}
     (folder / f"sent-{world.rank}.json").write_text(json.dumps(found))
-    shutil.rmtree(folder / "run", ignore_errors=True)
+    if world.first:  # who is writing there until now
+        shutil.rmtree(folder / "run")
 
 
 def spoil(world: World, rank: int, steps: set[int]) -> None:
