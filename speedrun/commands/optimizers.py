@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from speedrun.commands.rungs import (
     beaten,
@@ -360,14 +361,25 @@ def _made(table: Ladder) -> str:
     codes = sorted({rung.code_sha256[:12] for rung in table.rungs if rung.code_sha256})
     packages = sorted({one for rung in table.rungs for one in rung.packages.values()})
     budgets = sorted({rung.tuned.budget for rung in table.rungs if rung.tuned})
-    machine = ", ".join(f"{key} {value}" for key, value in table.machine.items() if value)
+    by_machine: dict[str, list[str]] = {}
+    for rung in table.rungs:
+        by_machine.setdefault(_machine(rung.machine), []).append(f"`{rung.recipe}`")
+    if len(by_machine) == 1:
+        made_on = f"all on {next(iter(by_machine))}"
+    else:
+        made_on = "; ".join(f"{', '.join(names)} on {one}" for one, names in by_machine.items())
+    clock = f" Seconds and memory: on {_machine(table.clock)}." if table.clock else ""
     said = (
         f"`{table.track}`: {len(table.rungs)} entries, tuned with "
-        f"{', '.join(budgets) or 'nothing'} each; {machine}; code "
+        f"{', '.join(budgets) or 'nothing'} each; {made_on}; code "
         f"{', '.join(codes) or 'unknown'}; dataset {table.dataset_fingerprint[:12]}; "
-        f"packages {', '.join(packages) or 'none'}. Commands:"
+        f"packages {', '.join(packages) or 'none'}.{clock} Commands:"
     )
     return "\n".join([_wrapped(said), "", "```", *table.commands, "```"])
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in machine.items() if value) or "unknown"
 
 
 def _loss(loss: float | None) -> str:

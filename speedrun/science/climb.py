@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from speedrun.config.code import package_version
 from speedrun.config.files import chain
@@ -141,7 +142,7 @@ class Table:
         )
         old = self.found.rung(name)
         if old and (old.settings, old.code_sha256) == (rung.settings, rung.code_sha256):
-            kept = ("losses", "timed", "state_bytes")
+            kept = ("losses", "timed", "state_bytes", "machine")
             rung = rung.model_copy(update={key: getattr(old, key) for key in kept})
         searches = {}
         for seed in self.found.seeds:
@@ -175,18 +176,36 @@ class Table:
         first = self.found.seeds[0]
         jobs = plan_jobs(variants, self._track, range(first, first + rounds))
         self._runs.run_all(jobs, self._say)
-        for name in variants:
-            timed = []
-            for job in jobs:
-                summary = self._runs.finished(job) if job.label == name else None
-                if summary:
-                    timed.append(Timed(seed=job.seed, steps=summary.steps,
-                                       seconds=summary.train_seconds,
-                                       peak_memory_bytes=summary.peak_memory_bytes))  # fmt: skip
-            rung = self.found.rung(name)
-            assert rung is not None
-            self.found = self.found.with_rung(rung.model_copy(update={"timed": tuple(timed)}))
+        self._keep_seconds(jobs)
         self.found.write(self._path)
+
+    def _keep_seconds(self, jobs: Sequence[Job]) -> None:
+        """Of runs on one machine, that of the last: others' seconds cannot be held against them."""
+        made = [(job, self._machine(job), self._runs.finished(job)) for job in jobs]
+        clock = made[-1][1]
+        timed: dict[str, tuple[Timed, ...]] = {}
+        for job, machine, summary in made:
+            runs = timed.setdefault(job.label, ())
+            if summary and machine == clock:
+                run = Timed(seed=job.seed, steps=summary.steps, seconds=summary.train_seconds,
+                            peak_memory_bytes=summary.peak_memory_bytes)  # fmt: skip
+                timed[job.label] = (*runs, run)
+        old = {rung.recipe: rung.timed if self.found.clock == clock else ()
+               for rung in self.found.rungs}  # fmt: skip
+        lost = [
+            *(rung.recipe for rung in self.found.rungs if rung.timed and not old[rung.recipe]),
+            *(name for name, runs in timed.items() if not runs),
+        ]
+        if lost := [name for name in dict.fromkeys(lost) if not timed.get(name)]:
+            self._say(f"no seconds of {', '.join(lost)}: they were measured on another machine")
+        rungs = [rung.model_copy(update={"timed": timed.get(rung.recipe, old[rung.recipe])})
+                 for rung in self.found.rungs]  # fmt: skip
+        self.found = self.found.model_copy(update={"rungs": tuple(rungs), "clock": clock})
+
+    def _machine(self, job: Job) -> dict[str, Any]:
+        """That a run was made on; a run that moved between machines is on none."""
+        environment = Environment.read(self._runs.folder(job).environment)
+        return {} if environment is None or environment.earlier else environment.machine
 
     def _climb(self, name: str, file: str, searches: Searches) -> None:
         variants = {name: (file, LAST_LOSS)}
@@ -230,16 +249,14 @@ class Table:
                 losses.setdefault(search.steps(place), {})[seed] = entry.val_loss
         ordered = {steps: dict(sorted(losses[steps].items())) for steps in sorted(losses)}
         one = self._job(rung.recipe, file, ordered)
-        environment = Environment.read(self._runs.folder(one).environment) if one else None
         new = rung.model_copy(
             update={
                 "losses": ordered,
                 "state_bytes": self._state_bytes(one) if one else rung.state_bytes,
+                "machine": self._machine(one) if one else rung.machine,
             }
         )
         self.found = self.found.with_rung(new)
-        if environment:
-            self.found = self.found.model_copy(update={"machine": environment.machine})
         commands = dict.fromkeys((*self.found.commands, this_command()))
         self.found = self.found.model_copy(update={"commands": tuple(commands)})
         self.found.write(self._path)

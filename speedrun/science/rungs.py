@@ -62,6 +62,7 @@ class Rung(BaseModel, frozen=True):
     settings: dict[str, Any] = {}  # what its config has that the track by itself has not
     tuned: Tuned | None = None
     code_sha256: str = ""  # of the trainer
+    machine: dict[str, Any] = {}  # that the last of its runs was made on
     losses: dict[PositiveInt, dict[int, FiniteFloat | None]]
     state_bytes: int | None = None  # of all optimizers of a run, as a checkpoint holds them
     timed: tuple[Timed, ...] = ()
@@ -79,7 +80,7 @@ class Ladder(BaseModel, frozen=True):
     grid: Annotated[float, Field(gt=1.001, le=10)] = GRID
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     dataset_fingerprint: str
-    machine: dict[str, Any] = {}
+    clock: dict[str, Any] = {}  # the machine that all seconds are from
     commands: tuple[str, ...] = ()
     rungs: tuple[Rung, ...] = ()
 

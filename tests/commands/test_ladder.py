@@ -60,7 +60,8 @@ def made(name: str, crossing: float, track: str = "optimizer", seeds: int = 5) -
         recipe=name, why=f"{name} | made up", optimizer=name, packages={"x": "x-optim 1.2"},
         tuned=Tuned(track="optimizer", budget="12 trials", trials=12, loss=3.4, before=3.5,
                     values={"optimizer.hidden.lr": 0.01}, edges=("optimizer.hidden.lr",)),
-        code_sha256="c" * 64, losses=losses, state_bytes=2**20,
+        code_sha256="c" * 64, machine={"cpu": "a CPU", "cores": 2}, losses=losses,
+        state_bytes=2**20,
         timed=(Timed(seed=0, steps=0, seconds=9.0),),
     )  # fmt: skip
 
@@ -69,7 +70,7 @@ def table(track: str = "optimizer", **crossings: float) -> Ladder:
     return Ladder(
         track=track, target=3.5, sigma=0.01, own_steps=400, seeds=tuple(range(5)),
         dataset_fingerprint="f" * 64,
-        machine={"cpu": "a CPU", "cores": 2}, commands=("speedrun ladder",),
+        clock={"cpu": "another CPU"}, commands=("speedrun ladder",),
         rungs=tuple(made(name, crossing) for name, crossing in crossings.items()),
     )  # fmt: skip
 
