@@ -241,7 +241,8 @@ def plan(
     ] = None,
     track: Track = "small",
     on: Annotated[
-        str, typer.Option(help="How many GPUs of which kind: H100, A100 or RTX4090.")
+        str,
+        typer.Option(help="How many GPUs of which kind (H100, A100, RTX4090), or cpu: this one."),
     ] = "8xH100",
     leave_out: Annotated[
         int | None,
@@ -250,7 +251,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:  # fmt: skip
-    """What a run would take on GPUs that are not here: time, memory, and where they go."""
+    """What a run would take on GPUs that are not here, or on this CPU: time and memory."""
     from speedrun.commands.plan import plan_command
 
     plan_command(

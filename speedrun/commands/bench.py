@@ -49,7 +49,7 @@ def _module(name: str) -> Figures:
 
 NAMES = (
     "build", "loader", "attention", "fused", "mask", "step", "muon", "checkpoint", "ranks", "race",
-    "start", "sample", "serve", "claims",
+    "start", "sample", "serve", "claims", "plan",
 )  # fmt: skip
 BENCHES: dict[str, Callable[[], Figures]] = {name: partial(_module, name) for name in NAMES}
 BENCHES |= {"loader": _loader, "muon": _muon}

@@ -1,4 +1,4 @@
-"""`speedrun plan`: what a run would take on GPUs that are not here."""
+"""`speedrun plan`: what a run would take, on GPUs that are not here or on this CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.plan.chips import Node
-from speedrun.plan.predict import SHORTEST, USABLE, Plan, Shares, fitted, plan
+from speedrun.plan.predict import SHORTEST, USABLE, Plan, Shares, duration, fitted, plan
 from speedrun.science.published import curves
 from speedrun.terminal.console import print_table, size_text
 
 FITTED_ON = "H100"
+HERE = "cpu"  # the name of this machine
 
 
 def plan_command(
@@ -28,6 +29,9 @@ def plan_command(
     leave_out: int | None,
     as_json: bool,
 ) -> None:
+    if on.strip().lower() == HERE:
+        _plan_here(recipe, track, overrides, leave_out, as_json)
+        return
     node = Node.parse(on)
     config, vocab_size = _read(recipe, track, overrides)
     shares = fitted() if leave_out is None else _without(leave_out)
@@ -42,6 +46,29 @@ def plan_command(
         print(f"What {used} computes is not known: its time and memory are taken to be AdamW's.")
     if not found.fits:
         print(_what_would_fit(recipe, track, overrides, node, shares))
+
+
+def _plan_here(
+    recipe: str, track: str, overrides: Sequence[str], leave_out: int | None, as_json: bool
+) -> None:
+    from speedrun.plan.here import plan_here
+
+    if leave_out is not None:
+        raise ConfigError(
+            f"--leave-out {leave_out} is about shares that were fitted on published runs, and on a "
+            "CPU every piece is timed instead: leave it out"
+        )
+    found = plan_here(*_read(recipe, track, overrides))
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    _print(found)
+    print("\nA block, attention, head and loss, and updates were timed just now for a moment each, "
+          "at their real\nshapes and on documents of made-up lengths; whatever else ran here made "
+          "them slower.")  # fmt: skip
+    if not found.fits:
+        print("Make batch.length, model.width or model.layers smaller, or set "
+              "machine.recompute=true.")  # fmt: skip
 
 
 def _read(recipe: str, track: str, overrides: Sequence[str]) -> tuple[Config, int]:
@@ -74,8 +101,8 @@ def _print(found: Plan) -> None:
         ("run", f"{duration(config.steps * found.step)} for {config.steps:,} steps of "
                 f"{config.batch.tokens:,} tokens"),
         ("tokens", f"{found.tokens_per_second:,.0f} a second"),
-        ("MFU", f"{found.mfu:.1%} of {found.node.count * chip.flops / 1e12:,.0f} TFLOP/s"),
-        ("memory", f"{size_text(found.memory_bytes)} of {size_text(chip.memory)} a GPU, {passes}"
+        ("MFU", f"{found.mfu:.1%} of {_rate_text(found.node.count * chip.flops)}"),
+        ("memory", f"{size_text(found.memory_bytes)} of {size_text(chip.memory)} a rank, {passes}"
                    f"{'' if found.fits else ': DOES NOT FIT'}"),
     ]  # fmt: skip
     print_table(("", ""), rows)
@@ -87,19 +114,13 @@ def _print(found: Plan) -> None:
     )
     print()
     print_table(
-        ("where the memory goes", "a GPU"),
+        ("where the memory goes", "a rank"),
         [(what, size_text(size)) for what, size in found.memory.items()],
     )
 
 
-def duration(seconds: float) -> str:
-    """With the two largest of its units."""
-    whole = round(seconds)
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+def _rate_text(flops: float) -> str:
+    return f"{flops / 1e12:,.0f} TFLOP/s" if flops >= 1e13 else f"{flops / 1e9:,.0f} GFLOP/s"
 
 
 def _trust(node: Node, shares: Shares, left_out: int | None) -> str:

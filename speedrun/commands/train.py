@@ -33,7 +33,7 @@ def train_command(request: Request) -> None:
     if not resolved.for_other_text:  # else its batch is known when its dataset is
         config.microbatches(request.ranks or int(os.environ.get("WORLD_SIZE", "1")))
     if request.dry_run:
-        print_dry_run(resolved, request.ranks or 1)
+        print_dry_run(resolved, request)
         return
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" and request.folder is None:
         raise ConfigError("torchrun --max-restarts needs --run-dir DIR, to find the run again")
@@ -283,13 +283,13 @@ def _beside_the_race(config: Config) -> str:
     return beside_the_race(config)
 
 
-def print_dry_run(resolved: Resolved, ranks: int) -> None:
+def print_dry_run(resolved: Resolved, request: Request) -> None:
     from speedrun.config.schedule import try_schedule
     from speedrun.limits import memory_shares
     from speedrun.train.estimate import beyond, estimate, recomputed
 
     fitted, vocab_size, about = before_it_is_built(resolved)
-    config = fitted.config
+    config, ranks = fitted.config, request.ranks or 1
     config.microbatches(ranks)
     rows = [(key, toml_text(value), origin) for key, value, origin in fitted.resolved.rows()]
     print_table(("key", "value", "from"), rows)
@@ -307,6 +307,7 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     print(f"microbatches per step: {cost.microbatches}")
     rank = " a rank" if ranks > 1 else ""
     print(f"estimated peak memory: {size_text(cost.memory_bytes)}{rank}")
+    print(f"time:                  {_planned(config, vocab_size, request)}")
     for use in cost.guessed:
         print(f"{use} is taken to keep as much state as AdamW; how much it keeps shows in a run")
     for note in (*resolved.notes, *fitted.notes, *idle(fitted.resolved), *about):
@@ -314,6 +315,30 @@ def print_dry_run(resolved: Resolved, ranks: int) -> None:
     least = estimate(recomputed(config), vocab_size, ranks, memory.amount).memory_bytes
     if text := beyond(cost.memory_bytes, memory, least):
         print(text)
+
+
+def _planned(config: Config, vocab_size: int, request: Request) -> str:
+    """How long it would take on the GPUs of this host; a CPU is not kept busy for a dry run."""
+    if not _on_a_gpu(config):
+        if request.resume or request.ranks:
+            return "not planned: on a CPU only new runs of one process are"
+        words = [str(request.recipe), *request.overrides, "--track", request.track, "--on", "cpu"]
+        return f"some seconds of trying tell: {command('plan', *words)}"
+    import torch
+
+    from speedrun.plan.chips import CHIPS, Node
+    from speedrun.plan.predict import duration, plan
+
+    found = torch.cuda.get_device_name()
+    node = Node.of_device(found, request.ranks or 1)
+    if node is None:
+        known = ", ".join(chip.name for chip in CHIPS.values())
+        return f"not planned: {found} is none of {known}"
+    planned = plan(config, vocab_size, node)
+    return (
+        f"{1000 * planned.step:,.1f} ms a step, {duration(config.steps * planned.step)} in all, by "
+        f"`speedrun plan` for {node.name}"
+    )
 
 
 def before_it_is_built(resolved: Resolved) -> tuple[Fitted, int, list[str]]:

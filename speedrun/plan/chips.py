@@ -45,9 +45,15 @@ class Node:
             names = ", ".join(chip.name for chip in CHIPS.values())
             raise ConfigError(
                 f"--on {quoted(text)} is no machine that is known: a number of chips and their "
-                f"kind, as 8xH100; the kinds are {names}"
+                f"kind, as 8xH100; the kinds are {names}; or cpu for this machine"
             )
         return Node(chip, int(found[1] or 1))
+
+    @staticmethod
+    def of_device(named: str, count: int) -> Node | None:
+        """By what a driver calls its GPUs, 'NVIDIA H100 80GB HBM3'; None for a kind not known."""
+        words = re.sub(r"[\s_-]", "", named).lower()
+        return next((Node(chip, count) for name, chip in CHIPS.items() if name in words), None)
 
     @property
     def name(self) -> str:

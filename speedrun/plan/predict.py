@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 from speedrun.config.schema import Config
+from speedrun.model.gpt import GPT
 from speedrun.plan.chips import Chip, Node
 from speedrun.plan.memory import MIB, memory_of_step
 from speedrun.plan.work import Limit, Systems, Work, work_of_run, work_of_step
@@ -62,8 +63,10 @@ class Plan:
     microbatches: int
     parts: Mapping[str, float]  # seconds of the mean step, by what they go to
     first_step: float  # seconds; a growing window makes later steps longer
+    middle_step: float
     last_step: float
     memory: Mapping[str, float]  # bytes of a rank, by what they hold
+    room: float  # bytes that a rank may fill
     flops_per_token: int
 
     @property
@@ -86,7 +89,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.memory_bytes <= USABLE * self.node.chip.memory
+        return self.memory_bytes <= self.room
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -108,33 +111,71 @@ class Plan:
         }
 
 
+class Rates(Protocol):
+    """What a piece of work takes on a chip: by shares of its rates, or as measured."""
+
+    def seconds(self, chip: Chip, work: Work) -> float: ...
+
+
 def plan(config: Config, vocab_size: int, node: Node, shares: Shares | None = None) -> Plan:
     """The fewest microbatches that fit; those of the config, where it states them."""
-    model, shares = without_storage(config, vocab_size), shares or fitted()
+    model = without_storage(config, vocab_size)
     systems = Systems(ranks=node.count)
+    room = USABLE * node.chip.memory
     least = config.microbatches(node.count)  # one pass, or what the config states; or a refusal
     sequences = config.batch.tokens // config.batch.length // node.count
     most = least if config.machine.microbatch else sequences
     passes = [n for n in range(least, most + 1) if sequences % n == 0]
     for microbatches in passes:
         memory = memory_of_step(config, model, systems, microbatches)
-        if sum(memory.values()) <= USABLE * node.chip.memory:
+        if sum(memory.values()) <= room:
             break
+    return predict(config, model, node, systems, shares or fitted(), microbatches=microbatches,
+                   memory=memory, room=room)  # fmt: skip
+
+
+def predict(
+    config: Config,
+    model: GPT,
+    node: Node,
+    systems: Systems,
+    rates: Rates,
+    *,
+    microbatches: int,
+    memory: Mapping[str, float],
+    room: float,
+) -> Plan:
+    """Of `model` the shapes alone are looked at."""
 
     def seconds(works: Iterable[Work]) -> dict[str, float]:
         found: dict[str, float] = {}
         for work in works:
-            found[work.part] = found.get(work.part, 0.0) + shares.seconds(node.chip, work)
+            found[work.part] = found.get(work.part, 0.0) + rates.seconds(node.chip, work)
         found["waits"] *= microbatches  # each pass is launched by itself
         return found
+
+    def of_step(step: int) -> float:
+        return sum(seconds(work_of_step(config, model, systems, step)).values())
 
     return Plan(
         node=node,
         config=config,
         microbatches=microbatches,
         parts=seconds(work_of_run(config, model, systems)),
-        first_step=sum(seconds(work_of_step(config, model, systems, 0)).values()),
-        last_step=sum(seconds(work_of_step(config, model, systems, config.steps - 1)).values()),
+        first_step=of_step(0),
+        middle_step=of_step(config.steps // 2),
+        last_step=of_step(config.steps - 1),
         memory=memory,
+        room=room,
         flops_per_token=flops_per_token(config, model),
     )
+
+
+def duration(seconds: float) -> str:
+    """With the two largest of its units."""
+    whole = round(seconds)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -60,11 +60,11 @@ def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
     """The mean step of a run. Of `model` the shapes alone are looked at."""
     middles = (int(config.steps * (i + 0.5) / SAMPLES) for i in range(SAMPLES))
     keys = [visited_keys(config, step) for step in middles]
-    return _work(config, model, systems, sum(keys) / SAMPLES)
+    return work_of_keys(config, model, systems, sum(keys) / SAMPLES)
 
 
 def work_of_step(config: Config, model: GPT, systems: Systems, step: int) -> list[Work]:
-    return _work(config, model, systems, visited_keys(config, step))
+    return work_of_keys(config, model, systems, visited_keys(config, step))
 
 
 def stream_number(config: Config, systems: Systems) -> int:
@@ -72,7 +72,8 @@ def stream_number(config: Config, systems: Systems) -> int:
     return stream_itemsize(config, systems.number)
 
 
-def _work(config: Config, model: GPT, systems: Systems, keys: float) -> list[Work]:
+def work_of_keys(config: Config, model: GPT, systems: Systems, keys: float) -> list[Work]:
+    """A step in which a query's attention visits so many keys, on average."""
     return [
         *_products(config, model, systems),
         _attention(config, systems, keys),

@@ -45,8 +45,12 @@ class Estimate:
     parameters: dict[str, int]  # by role, as the optimizer groups them
     flops_per_token: int
     microbatches: int  # forward passes per step and rank
-    memory_bytes: int  # per rank
+    memory: dict[str, int]  # bytes of a rank, by what they hold
     guessed: list[str]  # optimizers of others, whose state is taken to be as large as Adam's
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self.memory.values())
 
 
 def vocab_size_of(config: Config) -> int:
@@ -161,10 +165,13 @@ def estimate(config: Config, vocab_size: int, ranks: int, memory: int) -> Estima
         parameters=dict(parameters),
         flops_per_token=flops_per_token(config, model),
         microbatches=passes,
-        memory_bytes=RUNTIME_BYTES
-        + 4 * 2 * parameters.total()  # weights and gradients
-        + moments
-        + rows * sequence_bytes(config, vocab_size),
+        memory={
+            "Python and torch": RUNTIME_BYTES,
+            "weights": 4 * parameters.total(),
+            "gradients": 4 * parameters.total(),
+            "moments": moments,
+            "activations": rows * sequence_bytes(config, vocab_size),
+        },
         guessed=guessed,
     )
 

@@ -14,6 +14,7 @@ from speedrun.bench.claims import measure_gather, measure_masks, state_bytes
 from speedrun.bench.fused import measure_fused
 from speedrun.bench.loader import measure_loader
 from speedrun.bench.mask import library_mask, measure_mask, same_blocks
+from speedrun.bench.plan import measure_plan
 from speedrun.bench.race import measure_race
 from speedrun.bench.ranks import measure_ranks
 from speedrun.bench.sample import measure_sample
@@ -129,6 +130,11 @@ def test_race(tiny_words: tuple[str, ...]) -> None:
                    "runs_per_hour_one_best", "runs_per_hour_side_by_side_best")  # fmt: skip
     one, together = (float(figures[f"runs_per_hour_{way}_best"]) for way in ("one", "side_by_side"))
     assert figures["gain"] == pytest.approx(together / one)
+
+
+def test_plan(tiny_words: tuple[str, ...]) -> None:
+    figures = measure_plan(1, {"tiny": ("record-18", "nano", (*tiny_words, "model.layers=4"))})
+    assert_figures(figures, "planned_over_real_tiny", "step_ms_tiny")
 
 
 def test_loader() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from speedrun.commands.plan import duration, plan_command
+from speedrun.commands.plan import plan_command
 from speedrun.errors import ConfigError, SpeedrunError
+from speedrun.plan.predict import duration
 
 
 def call(**words: Any) -> None:
