@@ -171,6 +171,11 @@ class MachineConfig(Section):
     jobs: Count = Field(
         1, description="runs that share the machine at a time, its cores and memory divided by them"
     )
+    share_gradients: bool = Field(
+        True,
+        description="ranks get the gradients of what they update; off: every rank gets all of "
+        "them, which sends twice as much",
+    )
     bucket_views: bool = Field(
         True, description="ranks send gradients from where the backward puts them; off: a copy"
     )

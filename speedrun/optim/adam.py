@@ -6,7 +6,8 @@ all, through the same formula in fp32.
 
 With a process group a large table is shared out: each rank has the state of some neighbouring rows,
 updates these alone and sends them to the others while something else is computed. Whatever is small
-is done on every rank, which is faster than to send it. Gradients must already be averaged.
+is done on every rank, which is faster than to send it. Gradients must already be averaged, of a
+shared table at least those of a rank's own rows (`ParamBlock.shard`).
 """
 
 from collections import defaultdict
@@ -128,15 +129,20 @@ class Adam(SlotOptimizer):
                 block.state |= steps
             rank += 1
 
+    def shares(self) -> list[list[ParamBlock]]:
+        by_parameter = self._by_parameter()
+        owned = ([one for one in blocks if one.owner is not None] for blocks in by_parameter)
+        return [blocks for blocks in owned if blocks]
+
     def update(self, good: Tensor | None = None) -> None:
         fused: defaultdict[tuple[int, torch.device], list[tuple[Tensor, ParamBlock]]]
         fused = defaultdict(list)
         for block in self.blocks:
-            param = block.param
-            if param.grad is None or "exp_avg" not in block.state:
+            param, grad = block.param, block.gradient()
+            if grad is None or "exp_avg" not in block.state:
                 continue
             part = block.block.as_tiles(param.detach())
-            part.grad = block.block.as_tiles(param.grad)
+            part.grad = grad
             if param.dtype == torch.float32 and param.device.type in ("cpu", "cuda"):
                 fused[id(block.group), param.device].append((part, block))
             else:

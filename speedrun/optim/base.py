@@ -23,7 +23,7 @@ from torch.optim.optimizer import ParamsT
 from speedrun.config.optimizer import UpdateOptions
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import refuse_non_finite
-from speedrun.optim.layout import Block, Whole
+from speedrun.optim.layout import Block, Matrices, Whole
 from speedrun.optim.options import read_options
 from speedrun.optim.state import NamedState, check_state, merge_options, unpack
 
@@ -35,7 +35,8 @@ class ParamBlock:
     """A block of a parameter with its options and its state.
 
     `slots` are the shapes for one tile; `state` holds (*grid, *slot shape), fp32. It is empty on
-    ranks that do not own the block; an owner of None means that every rank holds it.
+    ranks that do not own the block; an owner of None means that every rank holds it. Where ranks
+    are sent the gradients of their own blocks alone, `shard` is where this one's arrives.
     """
 
     param: Tensor
@@ -45,6 +46,7 @@ class ParamBlock:
     slots: dict[str, Shape]
     owner: int | None = None
     state: dict[str, Tensor] = field(default_factory=dict)
+    shard: Tensor | None = None
 
     @property
     def num_tiles(self) -> int:
@@ -53,6 +55,13 @@ class ParamBlock:
     @property
     def numel(self) -> int:
         return self.num_tiles * math.prod(self.block.shape)
+
+    def gradient(self) -> Tensor | None:
+        """As tiles, if the parameter has one."""
+        grad = self.param.grad
+        if grad is None or self.shard is not None:
+            return None if grad is None else self.shard
+        return self.block.as_tiles(grad.contiguous() if isinstance(self.block, Matrices) else grad)
 
     def state_shape(self, slot: str) -> Shape:
         return (*self.block.grid, *self.slots[slot])
@@ -129,6 +138,10 @@ class SlotOptimizer(Optimizer, ABC):
                     if shape == like.shape
                     else torch.zeros(shape, device=like.device)
                 )
+
+    def shares(self) -> list[list[ParamBlock]]:
+        """Blocks that ranks share out among them, by what is best sent to all owners at once."""
+        return []
 
     def prepare(self) -> None:
         """Allocate what a step needs, so that the first one takes no longer than the others."""

@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 from speedrun.config.optimizer import UpdateOptions
 from speedrun.config.schedule import Settings
 from speedrun.optim.adam import Adam
-from speedrun.optim.base import SlotOptimizer
+from speedrun.optim.base import ParamBlock, SlotOptimizer
 from speedrun.optim.errors import OptimError
 from speedrun.optim.finite import refuse_non_finite
 from speedrun.optim.foreign import Foreign, Use
@@ -129,6 +129,9 @@ class CombinedOptimizer(SlotOptimizer):
         """Set our Muon's; what others call momentum is an argument of theirs."""
         for optimizer in self.optimizers:
             optimizer.set_momentum(value)
+
+    def shares(self) -> list[list[ParamBlock]]:
+        return [blocks for optimizer in self.optimizers for blocks in optimizer.shares()]
 
     def prepare(self) -> None:
         for optimizer in self.optimizers:

@@ -8,7 +8,8 @@ decay (`cautious`) shrinks only the weights that the update shrinks as well.
 One class for one process or many. With a process group every rank owns a share of the matrices: it
 alone keeps their state and computes their updates, which travel by asynchronous all_gather while
 the next ones are computed (buckets.py). All ranks, the owner included, apply what arrived, so
-weights that start equal stay equal bit for bit. Gradients must already be averaged, as DDP does.
+weights that start equal stay equal bit for bit. Gradients must already be averaged, as DDP does, or
+at least those of a rank's own matrices (`ParamBlock.shard`).
 
 Shapes: N matrices of R outputs and C inputs.
 """
@@ -191,6 +192,9 @@ class Muon(SlotOptimizer):
         self._batches += make_batches(blocks, len(self.blocks), self.world, self.rank)
         self.__dict__.pop("buckets", None)
 
+    def shares(self) -> list[list[ParamBlock]]:
+        return [batch.blocks for batch in self._batches]
+
     @cached_property
     def buckets(self) -> list[Bucket]:
         """Made by `prepare` or at the first step, and again after param groups were added."""
@@ -234,11 +238,12 @@ def _compute(bucket: Bucket, rank: int, good: Tensor | None) -> None:
     # A matrix without a gradient is part of the batch, but its state is put back afterwards.
     before: list[tuple[Tensor, Tensor]] = []
     for block, place in zip(mine, bucket.grads, strict=True):
-        if block.param.grad is None:
+        grad = block.gradient()
+        if grad is None:
             before += [(slot, slot.clone()) for slot in block.state.values()]
             place.zero_()
         else:
-            place.copy_(block.block.as_tiles(block.param.grad.contiguous()))
+            place.copy_(grad)
     options = {**bucket.group, "dtype": bucket.update.dtype}
     bad = None if good is None else good.logical_not()
     if bad is not None:

@@ -54,6 +54,7 @@ def systems_of(record: int) -> Systems:
         moment=4 if record < 10 else 2,  # moments had their table's precision
         shares_muon=record >= 6,
         shares_tables=False,
+        shares_gradients=False,
     )
 
 

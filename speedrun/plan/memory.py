@@ -37,9 +37,11 @@ def memory_of_step(
     moments = FP32 * share * matrices if muon else 2 * FP32 * of_tables * matrices
     moments += 2 * FP32 * (head * of_tables + scalars) + 2 * systems.moment * of_tables * tables
     tokens = config.batch.tokens / systems.ranks / microbatches
+    # The sums of a rank's own lie beside what it sends.
+    split = systems.shares_gradients and systems.ranks > 1
     return {
         "weights": weights,
-        "gradients": weights,
+        "gradients": weights * (1 + split / systems.ranks),
         "moments": moments,
         "activations": tokens * number * it.width * _widths(config, systems),
         # As the product has them, and their gradient.

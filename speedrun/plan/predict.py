@@ -120,7 +120,8 @@ class Rates(Protocol):
 def plan(config: Config, vocab_size: int, node: Node, shares: Shares | None = None) -> Plan:
     """The fewest microbatches that fit; those of the config, where it states them."""
     model = without_storage(config, vocab_size)
-    systems = Systems(ranks=node.count)
+    shares_gradients = config.machine.share_gradients
+    systems = Systems(ranks=node.count, shares_gradients=shares_gradients)
     room = USABLE * node.chip.memory
     least = config.microbatches(node.count)  # one pass, or what the config states; or a refusal
     sequences = config.batch.tokens // config.batch.length // node.count

@@ -54,6 +54,7 @@ class Systems:
     moment: int = FP32  # bytes of a moment of a table
     shares_muon: bool = True  # over the ranks
     shares_tables: bool = True  # likewise Adam's state and updates of tables and head
+    shares_gradients: bool = True  # likewise the gradients of what is shared
 
 
 def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
@@ -222,7 +223,8 @@ def _optimizer(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
     # A ring sends (ranks - 1) / ranks of the bytes for a gather, and twice that for a sum.
     ring = (systems.ranks - 1) / systems.ranks
     # The matrices' gradients go while the backward is under way; the tables' come last.
-    yield Work("gradients of tables, sent", "link", 2 * ring * tables * of_table)
+    times = 1 if systems.shares_gradients else 2
+    yield Work("gradients of tables, sent", "link", times * ring * tables * of_table)
     if systems.shares_tables:
         rows = tables * of_table + (head + (0 if muon else count(matrices))) * FP32
         yield Work("rows of tables, sent", "link", ring * rows)

@@ -204,6 +204,7 @@ def unread_switches(config: Config, world: World, *, compiles: bool) -> list[str
     """Of `machine`, what is set and does nothing in this run, whoever races it."""
     several, on_gpu = world.size > 1, world.device.type == "cuda"
     read = {
+        "share_gradients": (several, "there is one rank"),
         "bucket_views": (several, "there is one rank"),
         "overlap_gathers": (several, "there is one rank"),
         "pinned": (on_gpu, "no GPU copies from it"),

@@ -10,7 +10,7 @@ that enters its arithmetic, and everybody else reads a step's report while the n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from speedrun.config.schedule import Settings
 from speedrun.errors import RunError
+from speedrun.train.gradients import Gradients
 from speedrun.train.signals import Pending
 from speedrun.train.world import World
 
@@ -91,23 +92,31 @@ class Report:
         total, nonfinite, *asked, norm = self._numbers.tolist()
         return Agreement(
             loss=math.nan if nonfinite else total / self._ranks,
-            grad_norm=norm,  # after DDP's averaging every rank has the same gradient
+            grad_norm=norm,
             finite=not nonfinite,
             pending=Pending(*(value > 0 for value in asked)),
         )
 
 
-def agree(world: World, loss: Tensor, parameters: Iterable[Tensor], pending: Pending) -> Report:
-    """One small all-reduce: the global loss, whether all is finite, what any rank was asked for."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
+def agree(world: World, loss: Tensor, gradients: Gradients, pending: Pending) -> Report:
+    """One small all-reduce: the global loss, whether all is finite, what any rank was asked for.
+
+    Where ranks have gradients of their own their squares are in it, for the norm of them all.
+    """
+    norm = gradients.norm()
     bad = (loss.isfinite() & norm.isfinite()).logical_not()
     numbers = torch.zeros(3 + len(pending), dtype=torch.float64, device=loss.device)
-    numbers[0], numbers[1], numbers[-1] = loss.masked_fill(bad, 0.0), bad, norm
+    numbers[0], numbers[1] = loss.masked_fill(bad, 0.0), bad
     # As arguments of kernels: a tensor of them, or to assign one, would be a copy to wait for.
     for place, asked in enumerate(pending, start=2):
         numbers[place].fill_(float(asked))
-    world.add_up(numbers[:-1])
+    if gradients.split:
+        numbers[-1] = norm.double().square()
+        world.add_up(numbers)
+        numbers[-1].sqrt_()
+    else:
+        numbers[-1] = norm
+        world.add_up(numbers[:-1])
     return Report(numbers, world.size)
 
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.config.experiment import run_hash
 from speedrun.config.own_code import own_code
@@ -54,7 +53,7 @@ from speedrun.train.build import (
 )
 from speedrun.train.checkpoint_writer import CheckpointWriter
 from speedrun.train.compiled import Compilations
-from speedrun.train.gradients import averaging, clip_gradients
+from speedrun.train.gradients import Gradients, over_ranks
 from speedrun.train.health import Outcome, Report, agree, refuse_unlike
 from speedrun.train.log import Log, Peak
 from speedrun.train.outcomes import UnderWay
@@ -104,12 +103,14 @@ class Trainer:
         self.passes = Planned(self.model, self.planner)
         compile_passes(self.passes, compiled, **how)
         self.parallel: nn.Module = self.passes  # or DistributedDataParallel around it
+        self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
         self.kernels = f"attention {self.planner.backend}: {kernels}"
         self.compiles = compiled != "none" or self.planner.backend == "flex"
         few = self.compiles and choose_guards(config, world.device)
         self.compilations = Compilations(few_guards=few)
         self.optimizer = build_optimizer(self.model.named_roles(), config)
+        self.gradients = Gradients(self.model)
         # Where a step's numbers are read before its update. A CPU has them anyway; an optimizer of
         # somebody else's cannot leave a step out by itself.
         on_gpu = world.device.type == "cuda" or rehearsal
@@ -142,9 +143,10 @@ class Trainer:
         )  # fmt: skip
 
     def share_gradients(self) -> None:
-        """Average gradients over ranks from here on; all ranks call this."""
+        """From here on gradients are those of all ranks' batches; all ranks call this."""
         if self.world.size > 1:
-            self.parallel = averaging(self.passes, self.config.machine)
+            parallel, self.gradients = over_ranks(self.passes, self.optimizer, self.config.machine)
+            self.parallel, self._no_sync = parallel, parallel.no_sync
 
     def step(self, asked: Callable[[], Pending] = Pending) -> None:
         """One update of the weights, or none if loss or gradient is not finite on some rank.
@@ -154,7 +156,7 @@ class Trainer:
         """
         settings = self.apply_settings()
         loss = self.forward_backward(next(self.loader))
-        report = agree(self.world, loss, self.model.parameters(), asked())
+        report = agree(self.world, loss, self.gradients, asked())
         self.update(report)
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.count_step()
@@ -163,10 +165,10 @@ class Trainer:
     def update(self, report: Report) -> None:
         """Of a GPU nothing is asked here: the weights stay as they are where not `report.good`."""
         if not self.waits:
-            clip_gradients(self.model.parameters(), report.norm, self.config.optimizer.clip)
+            self.gradients.clip(report.norm, self.config.optimizer.clip)
             self.optimizer.step_where(report.good)
         elif (agreed := report.read()).finite:
-            clip_gradients(self.model.parameters(), agreed.grad_norm, self.config.optimizer.clip)
+            self.gradients.clip(agreed.grad_norm, self.config.optimizer.clip)
             with self._failing_together():
                 self.optimizer.step()
 
@@ -190,7 +192,7 @@ class Trainer:
     def forward_backward(self, batch: Batch) -> Tensor:
         """Gradients of the batch's mean loss, whatever it is cut into; returns that loss.
 
-        Ranks average their gradients during the last backward only.
+        Ranks send gradients during the last backward only.
         """
         self.passes.train()
         if self.model.custom:
@@ -201,8 +203,9 @@ class Trainer:
                 last = index == self.microbatches - 1
                 with nullcontext() if last else self._no_sync():
                     loss = self.training_loss(micro) / self.microbatches
-                    loss.backward()  # type: ignore[no-untyped-call]
-                total += loss.detach()
+                    total += loss.detach()
+                    torch.autograd.backward(loss / self.gradients.divisor)
+        self.gradients.arrive()
         return total
 
     def _seed_step(self) -> None:
@@ -213,7 +216,7 @@ class Trainer:
         Streams.of(self.config.train.seed, self.progress.batch, self.world.rank).put()
 
     def training_loss(self, batch: Batch) -> Tensor:
-        """Through the module that averages gradients over ranks."""
+        """Through the module that sends gradients to other ranks."""
         with self.compilations.running("training"):
             loss: Tensor = self.parallel(batch.inputs, batch.documents, batch.targets)
         return loss
@@ -390,11 +393,6 @@ class Trainer:
         with as_it_was(self.model):  # code of a user's own may count in a forward pass
             loss = self.forward_backward(batch.to(self.world.device))
             if not self.waits:
-                self.update(agree(self.world, loss * math.nan, self.model.parameters(), Pending()))
+                self.update(agree(self.world, loss * math.nan, self.gradients, Pending()))
         self.optimizer.zero_grad(set_to_none=True)
         self.optimizer.prepare()
-
-    def _no_sync(self) -> AbstractContextManager[None]:
-        if isinstance(self.parallel, DistributedDataParallel):
-            return self.parallel.no_sync()
-        return nullcontext()

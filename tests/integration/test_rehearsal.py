@@ -111,7 +111,7 @@ def step_unasked(world: World, config: Config, folder: Path) -> None:
         trainer.warm_up()
         # What warming up begins with: a step that is left out.
         loss = trainer.forward_backward(next(trainer.loader)) * math.nan
-        trainer.update(agree(trainer.world, loss, trainer.model.parameters(), Pending()))
+        trainer.update(agree(trainer.world, loss, trainer.gradients, Pending()))
         trainer.optimizer.zero_grad()
         after = trainer.model.state_dict() | trainer.optimizer.export_state()
         assert same_bits(before, after)

@@ -111,16 +111,17 @@ def test_ranks_share_what_they_share() -> None:
     assert one[adam] - eight[adam] == pytest.approx(7 / 8 * (one[adam] - 3 * 2 * tables))
     sent = {part for part in eight if part.endswith("sent")}
     assert sent == eight.keys() - one.keys()
-    # bf16 gradients of four tables of 50,304 rows, in a ring: seven eighths, there and back; what
-    # comes of them, and of an fp32 head, once.
+    # bf16 gradients of four tables of 50,304 rows, in a ring: seven eighths, to their owners; what
+    # comes of them, and of an fp32 head, to all.
     head = 50_304 * 768
     assert eight["rows of tables, sent"] == pytest.approx(7 / 8 * (tables * 2 + head * 4))
-    assert eight["gradients of tables, sent"] == pytest.approx(2 * 7 / 8 * tables * 2)
-    systems = Systems(8, shares_muon=False, shares_tables=False)
+    assert eight["gradients of tables, sent"] == pytest.approx(7 / 8 * tables * 2)
+    systems = Systems(8, shares_muon=False, shares_tables=False, shares_gradients=False)
     alone = by_part(work_of_run(config, model, systems))
     for part in ("orthogonalisation", adam):
         assert alone[part] == one[part]
     assert "rows of tables, sent" not in alone
+    assert alone["gradients of tables, sent"] == 2 * eight["gradients of tables, sent"]
 
 
 def test_every_technique_that_moves_bytes_is_counted() -> None:

@@ -64,8 +64,8 @@ def ticks(browser: Browser, box: str) -> list[str]:
 def test_every_section_is_drawn_without_a_complaint(browser: Browser, page: str) -> None:
     browser.open(page)
     shown = browser.js("[...document.querySelectorAll('section:not([hidden])')].map(s => s.id)")
-    assert shown == ["result", "ablation", "loss", "target", "schedules", "throughput", "events",
-                     "mask", "samples", "config", "repeat"]  # fmt: skip
+    assert shown == ["result", "ablation", "loss", "target", "schedules", "throughput", "plans",
+                     "events", "mask", "samples", "config", "repeat"]  # fmt: skip
     assert browser.js("document.querySelectorAll('#loss-chart path.series').length") == 6
     assert browser.js("document.querySelectorAll('#target-figure rect.mean').length") == 2
     assert browser.js("document.querySelectorAll('#forest-figure circle.effect').length") == 5

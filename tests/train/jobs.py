@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from speedrun.config.schema import Config
 from speedrun.data.loader import Batch
 from speedrun.errors import DataError, RunError
+from speedrun.train import scatter
 from speedrun.train.health import Outcome
 from speedrun.train.log import Display
 from speedrun.train.request import Request
@@ -36,8 +37,8 @@ def train(world: World, config: Config, folder: Path, how: dict[str, Any] | None
     run_training(config, RunFolder(folder), data, Display(), world, Request(**(how or {})))
 
 
-def count_what_is_sent(world: World, config: Config, folder: Path) -> None:
-    """Bytes of gradients that go to the other ranks, and forward passes, of every step."""
+def count_what_is_averaged(world: World, config: Config, folder: Path) -> None:
+    """Bytes of gradients that go to all other ranks, and forward passes, of every step."""
     passes: list[int] = []
     sizes: list[int] = []
     of_gradients = copied = 0
@@ -76,6 +77,43 @@ def count_what_is_sent(world: World, config: Config, folder: Path) -> None:
     Trainer.forward_backward = watched  # type: ignore[method-assign]
     train(world, config, folder / "run", {"warm_up": False})
     found = {"passes": passes, "bytes": sizes, "of_gradients": of_gradients, "copied": copied}
+    (folder / f"sent-{world.rank}.json").write_text(json.dumps(found))
+    if world.first:  # who is writing there until now
+        shutil.rmtree(folder / "run")
+
+
+def count_what_is_shared_out(world: World, config: Config, folder: Path) -> None:
+    """Bytes of this rank's gradients that other ranks own, or all do, and passes, of every step."""
+    passes: list[int] = []
+    shares: list[int] = []
+    everywhere: list[int] = []
+    loss_of, both = Trainer.training_loss, Trainer.forward_backward
+    send, add_up = scatter._send, dist.all_reduce
+
+    def sent(mine: Tensor, received: Tensor) -> Any:
+        shares[-1] += mine.nbytes - received.nbytes
+        return send(mine, received)
+
+    def added_up(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        everywhere[-1] += tensor.nbytes
+        return add_up(tensor, *arguments, **named)
+
+    def counted(self: Trainer, batch: Batch) -> Tensor:
+        passes[-1] += 1
+        return loss_of(self, batch)
+
+    def watched(self: Trainer, batch: Batch) -> Tensor:
+        for found in (passes, shares, everywhere):
+            found.append(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scatter, "_send", sent)
+            patch.setattr(dist, "all_reduce", added_up)
+            return both(self, batch)
+
+    Trainer.training_loss = counted  # type: ignore[method-assign]
+    Trainer.forward_backward = watched  # type: ignore[method-assign]
+    train(world, config, folder / "run", {"warm_up": False})
+    found = {"passes": passes, "shares": shares, "everywhere": everywhere}
     (folder / f"sent-{world.rank}.json").write_text(json.dumps(found))
     if world.first:  # who is writing there until now
         shutil.rmtree(folder / "run")

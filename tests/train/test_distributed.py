@@ -17,6 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from speedrun.config.optimizer import MATRIX_ROLES
+from speedrun.data.dataset import Dataset
+from speedrun.optim.adam import SHARED_NUMEL
+from speedrun.train.estimate import without_storage
 from speedrun.train.run import RunFolder
 from tests.conftest import TINY
 from tests.train import jobs
@@ -36,6 +40,7 @@ def test_ranks_tell_each_other_numbers_and_texts(tmp_path: Path) -> None:
 # By recipe, how near losses on several ranks come to those on one. Muon is shared over the ranks,
 # and magnifies rounding where singular values are small.
 CLOSE = {"modern": 1e-4, "record-18": 2e-3, "best": 2e-3}
+TABLES = "model.width=64"  # whose tables are large enough to be shared out by rows
 FOUR = "model.layers=4"  # the fewest that these recipes have
 LONGER = (FOUR, "train.steps=12")
 
@@ -53,6 +58,17 @@ def test_one_two_and_four_ranks_have_the_same_loss_curve(
             expected = losses(tmp_path / "1", kind)
             assert losses(tmp_path / str(size), kind) == pytest.approx(expected, abs=CLOSE[recipe])
     assert losses(tmp_path / "1")[-1] < losses(tmp_path / "1")[0] - 1
+
+
+def test_eight_ranks_are_as_one_and_another_number_goes_on(tiny: Make, tmp_path: Path) -> None:
+    config = tiny(*LONGER, TABLES, "batch.tokens=512", recipe="record-18")
+    for size in (1, 8):
+        on_ranks(size, jobs.train, tmp_path, config, tmp_path / str(size))
+    expected = losses(tmp_path / "1")
+    assert losses(tmp_path / "8") == pytest.approx(expected, abs=CLOSE["record-18"])
+    on_ranks(8, jobs.train, tmp_path, config, tmp_path / "cut", {"stop_after": 8})
+    on_ranks(2, jobs.train, tmp_path, config, tmp_path / "cut", {"resume": True})
+    assert losses(tmp_path / "cut") == pytest.approx(expected, abs=CLOSE["record-18"])
 
 
 @pytest.mark.parametrize("recipe", CLOSE)
@@ -80,11 +96,12 @@ def test_two_ranks_resume_bit_for_bit(recipe: str, tiny: Make, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("recipe", ["modern", "record-18"])
-def test_gradients_are_sent_once_a_step(recipe: str, tiny: Make, tmp_path: Path) -> None:
+def test_averages_are_sent_once_a_step(recipe: str, tiny: Make, tmp_path: Path) -> None:
     """However many passes a step takes; and what is sent are the gradients themselves."""
     for rows in (1, 2):  # of the two that each rank has
-        config = tiny(FOUR, f"machine.microbatch={rows}", recipe=recipe)
-        on_ranks(2, jobs.count_what_is_sent, tmp_path, config, tmp_path)
+        words = (f"machine.microbatch={rows}", "machine.share_gradients=false")
+        config = tiny(FOUR, *words, recipe=recipe)
+        on_ranks(2, jobs.count_what_is_averaged, tmp_path, config, tmp_path)
         for rank in (0, 1):
             sent = json.loads((tmp_path / f"sent-{rank}.json").read_text())
             assert sent["passes"] == [2 // rows] * config.steps
@@ -92,16 +109,43 @@ def test_gradients_are_sent_once_a_step(recipe: str, tiny: Make, tmp_path: Path)
             assert sent["copied"] == 0
 
 
+@pytest.mark.parametrize("recipe", ["modern", "record-18"])
+def test_gradients_go_once_a_step_to_who_needs_them(
+    recipe: str, tiny: Make, tmp_path: Path
+) -> None:
+    """Of what two ranks share out each sends the other's half, of all else everything."""
+    for rows in (1, 2):  # of the two that each rank has
+        config = tiny(FOUR, TABLES, f"machine.microbatch={rows}", recipe=recipe)
+        model = without_storage(config, Dataset.open(Path(config.data.dir)).vocab_size)
+        on_ranks(2, jobs.count_what_is_shared_out, tmp_path, config, tmp_path)
+        shared = small = 0
+        for _, param, role in model.named_roles():
+            by_muon = config.optimizer.kind == "muon" and role in MATRIX_ROLES
+            if by_muon or (param.ndim == 2 and param.numel() >= SHARED_NUMEL):
+                shared += param.nbytes
+            else:
+                small += param.nbytes
+        assert shared > 2 * small
+        for rank in (0, 1):
+            sent = json.loads((tmp_path / f"sent-{rank}.json").read_text())
+            assert sent["passes"] == [2 // rows] * config.steps
+            assert sent["everywhere"] == [small] * config.steps
+            # Rows that do not divide by two, and blocks without a partner, are filled up.
+            assert sent["shares"] == [pytest.approx(shared / 2, rel=0.15)] * config.steps
+            assert sent["shares"][0] >= shared / 2
+
+
 def test_what_the_records_gained_time_by_changes_no_bit(tiny: Make, tmp_path: Path) -> None:
     """Each technique of the step itself can be switched off, to be raced."""
     off = ("machine.bucket_views=false", "machine.overlap_gathers=false", "machine.pinned=false",
            "machine.prefetch=0")  # fmt: skip
-    for name, words in (("on", ()), ("off", off)):
-        config = tiny(*LONGER, "machine.microbatch=1", *words, recipe="record-18")
+    kinds = {"on": (), "off": off, "averaged": (*off, "machine.share_gradients=false")}
+    for name, words in kinds.items():
+        config = tiny(*LONGER, TABLES, "machine.microbatch=1", *words, recipe="record-18")
         on_ranks(2, jobs.train, tmp_path, config, tmp_path / name)
-    assert losses(tmp_path / "on") == losses(tmp_path / "off")
-    assert same_bits(tensors(tmp_path / "on"), tensors(tmp_path / "off"))
-    on_ranks(2, jobs.count_what_is_sent, tmp_path, config, tmp_path)
+        assert losses(tmp_path / "on") == losses(tmp_path / name)
+        assert same_bits(tensors(tmp_path / "on"), tensors(tmp_path / name))
+    on_ranks(2, jobs.count_what_is_averaged, tmp_path, config, tmp_path)
     sent = json.loads((tmp_path / "sent-0.json").read_text())
     assert sent["copied"] > 0, "without views there is a copy to send from"
 
@@ -120,11 +164,12 @@ def test_validation_is_equal_for_one_two_and_three_ranks(tiny: Make, tmp_path: P
     assert results[0][2] == 448
 
 
-@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize(("recipe", "step"), [("modern", 1), ("record-18", 4)])
 def test_a_nan_on_one_rank_changes_no_parameter_on_any(
-    tiny: Make, tmp_path: Path, step: int
+    tiny: Make, tmp_path: Path, recipe: str, step: int
 ) -> None:
-    on_ranks(2, jobs.train_with_a_nan, tmp_path, tiny(), tmp_path, step)
+    config = tiny(FOUR, TABLES, "optimizer.clip=0.5", recipe=recipe)
+    on_ranks(2, jobs.train_with_a_nan, tmp_path, config, tmp_path, step)
 
     def state(rank: int, number: int) -> dict[str, torch.Tensor]:
         return load_file(tmp_path / f"rank-{rank}-step-{number}.safetensors")

@@ -20,6 +20,7 @@ interface PageData {
   published: PublishedRecord[];
   diff: { key: string; values: string[] }[];
   masks: Mask[];
+  plans: Planned[];
 }
 
 /** Runs that differ in their seed alone. Others refer to a group by its index. */
@@ -33,6 +34,20 @@ interface Group {
   optimizer: string;
   own_code: string;
   schedules: Record<ScheduleName, [step: number, value: number][]>;
+}
+/** Of a group on GPUs that need not be there: seconds, bytes of one GPU, and shares of the step. */
+interface Planned {
+  group: number;
+  machine: string;
+  step: number;
+  run: number;
+  passes: number;
+  tokens_per_second: number;
+  mfu: number;
+  memory: number;
+  room: number;
+  fits: boolean;
+  parts: [kind: string, share: number][];
 }
 type ScheduleName = "lr" | "momentum" | "window";
 

@@ -21,6 +21,7 @@ from speedrun.report.page.compare import (
     title_of,
 )
 from speedrun.report.page.mask import mask_frames
+from speedrun.report.page.plans import planned
 from speedrun.report.page.run import read_run, schedules
 from speedrun.science import published
 from speedrun.science.results import Ablation, Race, Tuning
@@ -60,6 +61,7 @@ def page_data(
         "published": _published(groups),
         "diff": config_differences(groups),
         "masks": mask_frames(groups),
+        "plans": planned(groups),
     }
     plain: dict[str, Any] = finite(data)
     return plain

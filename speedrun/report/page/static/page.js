@@ -9,6 +9,7 @@ import { lossSection } from "./loss.js";
 import { maskSection } from "./mask.js";
 import { grouped, known, plural } from "./numbers.js";
 import { choice, startColors } from "./parts.js";
+import { planSection } from "./plans.js";
 import { publishedSection } from "./published.js";
 import { resultSection } from "./result.js";
 import { sampleSection } from "./samples.js";
@@ -30,6 +31,7 @@ const SECTIONS = [
   { id: "published", heading: "Against the published runs", link: "Published", draw: publishedSection },
   { id: "schedules", heading: "Schedules", link: "Schedules", draw: scheduleSection },
   { id: "throughput", heading: "Throughput", link: "Throughput", draw: throughputSection, followsAxis: true },
+  { id: "plans", heading: "What it would take on GPUs", link: "On GPUs", draw: planSection },
   { id: "events", heading: "Events", link: "Events", draw: eventSection, followsAxis: true },
   { id: "mask", heading: "Who attends to whom", link: "Attention", draw: maskSection },
   { id: "samples", heading: "What the models write", link: "Samples", draw: sampleSection },
