@@ -12,9 +12,10 @@ from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.plan.chips import Node
-from speedrun.plan.predict import SHORTEST, USABLE, Plan, Shares, duration, fitted, plan
+from speedrun.plan.predict import SHORTEST, Plan, Shares, duration, fitted, plan
 from speedrun.science.published import curves
 from speedrun.terminal.console import print_table, size_text
+from speedrun.train.memory import USABLE
 
 FITTED_ON = "H100"
 HERE = "cpu"  # the name of this machine

@@ -22,9 +22,10 @@ from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.files import write_json
 from speedrun.plan.chips import CHIPS
 from speedrun.plan.predict import rate
-from speedrun.plan.work import Limit, Systems, work_of_run
+from speedrun.plan.work import Limit, work_of_run
 from speedrun.science.published import curves
 from speedrun.train.estimate import without_storage
+from speedrun.train.memory import Systems
 
 UNTIMED = 10  # first steps, by the rule of those days
 RANKS = 8

@@ -38,21 +38,17 @@ from speedrun.model.rotary import Rotary
 from speedrun.optim.build import build_optimizer
 from speedrun.plan.chips import Chip, Node
 from speedrun.plan.predict import Plan, predict
-from speedrun.plan.work import (
+from speedrun.plan.work import Work, document_numbers, tokens_of_rank, visited_keys, work_of_keys
+from speedrun.train.estimate import estimate, without_storage
+from speedrun.train.memory import (
     FP32,
     TABLES,
     Systems,
-    Work,
     attending,
     count,
-    document_numbers,
     mixed_values,
     shapes_of,
-    tokens_of_rank,
-    visited_keys,
-    work_of_keys,
 )
-from speedrun.train.estimate import estimate, without_storage
 
 SECONDS = 0.3  # that a piece is timed for at least, and
 REPEATS = 3  # so often

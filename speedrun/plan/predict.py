@@ -16,11 +16,10 @@ from typing import Any, Protocol
 from speedrun.config.schema import Config
 from speedrun.model.gpt import GPT
 from speedrun.plan.chips import Chip, Node
-from speedrun.plan.memory import MIB, memory_of_step
-from speedrun.plan.work import Limit, Systems, Work, work_of_run, work_of_step
+from speedrun.plan.work import Limit, Work, work_of_run, work_of_step
 from speedrun.train.estimate import flops_per_token, without_storage
+from speedrun.train.memory import MIB, USABLE, Systems, passes_that_fit
 
-USABLE = 0.94  # of a GPU's memory: the rest is the context, NCCL's buffers, and holes
 SHORTEST = 1024  # tokens of a row that is offered where longer ones do not fit
 
 
@@ -122,17 +121,9 @@ def plan(config: Config, vocab_size: int, node: Node, shares: Shares | None = No
     model = without_storage(config, vocab_size)
     shares_gradients = config.machine.share_gradients
     systems = Systems(ranks=node.count, shares_gradients=shares_gradients)
-    room = USABLE * node.chip.memory
-    least = config.microbatches(node.count)  # one pass, or what the config states; or a refusal
-    sequences = config.batch.tokens // config.batch.length // node.count
-    most = least if config.machine.microbatch else sequences
-    passes = [n for n in range(least, most + 1) if sequences % n == 0]
-    for microbatches in passes:
-        memory = memory_of_step(config, model, systems, microbatches)
-        if sum(memory.values()) <= room:
-            break
+    microbatches, memory = passes_that_fit(config, model, systems, node.chip.memory)
     return predict(config, model, node, systems, shares or fitted(), microbatches=microbatches,
-                   memory=memory, room=room)  # fmt: skip
+                   memory=memory, room=USABLE * node.chip.memory)  # fmt: skip
 
 
 def predict(

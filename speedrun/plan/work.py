@@ -8,8 +8,7 @@ that a compiler has fused: once in and once out, whatever happens between.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -20,22 +19,28 @@ from speedrun.config.architecture import BLOCK
 from speedrun.config.optimizer import MATRIX_ROLES
 from speedrun.config.schedule import window_at
 from speedrun.config.schema import Config
-from speedrun.model.embeddings import table_of_layer
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import WindowUnit, block_lists, first_key
 from speedrun.optim.orthogonalize import matmul_flops
-from speedrun.train.estimate import stream_itemsize
+from speedrun.train.memory import (
+    FP32,
+    TABLES,
+    Systems,
+    attending,
+    count,
+    mixed_values,
+    shapes_of,
+    stream_number,
+)
 
 # What the time of a piece of work is limited by. Each has a rate on a chip (chips.py), of which a
 # share is reached (shares.json).
 Limit = Literal["products", "attention", "masked", "memory", "orthogonal", "link", "steps"]
 
-TABLES = ("embedding", "value_embedding", "bigram")  # roles of tables that are looked up
 # Documents of the public text in tokens: log-normal, with this mean and deviation of the logarithm.
 MEAN_DOCUMENT, SPREAD_OF_DOCUMENTS = 690, 1.0
 SAMPLES = 14  # points of a run at which its growing window is looked at
 ALIGNED = 8  # numbers of bf16 in 16 bytes: rows of other lengths are read in pieces, half as fast
-FP32 = 4
 ADAM = 7 * FP32  # bytes of a step of a number: it, its gradient and two moments read, three written
 
 
@@ -43,18 +48,6 @@ class Work(NamedTuple):
     part: str
     limit: Limit
     amount: float  # FLOPs, bytes, or steps
-
-
-@dataclass(frozen=True)
-class Systems:
-    """How a step is carried out, where the config does not say so; by default as it is here."""
-
-    ranks: int = 1
-    number: int = 2  # bytes of an activation
-    moment: int = FP32  # bytes of a moment of a table
-    shares_muon: bool = True  # over the ranks
-    shares_tables: bool = True  # likewise Adam's state and updates of tables and head
-    shares_gradients: bool = True  # likewise the gradients of what is shared
 
 
 def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
@@ -66,11 +59,6 @@ def work_of_run(config: Config, model: GPT, systems: Systems) -> list[Work]:
 
 def work_of_step(config: Config, model: GPT, systems: Systems, step: int) -> list[Work]:
     return work_of_keys(config, model, systems, visited_keys(config, step))
-
-
-def stream_number(config: Config, systems: Systems) -> int:
-    """Bytes of a number of the stream, of a table, and of its gradient."""
-    return stream_itemsize(config, systems.number)
 
 
 def work_of_keys(config: Config, model: GPT, systems: Systems, keys: float) -> list[Work]:
@@ -124,14 +112,6 @@ def tokens_of_rank(config: Config, systems: Systems) -> float:
     return config.batch.tokens / systems.ranks
 
 
-def shapes_of(model: GPT, *roles: str) -> list[tuple[int, ...]]:
-    return [tuple(one.shape) for _, one, role in model.named_roles() if role in roles]
-
-
-def count(shapes: Sequence[tuple[int, ...]]) -> int:
-    return sum(map(math.prod, shapes))
-
-
 def _products(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:
     """One product forward and two backward; what is computed again is one forward more."""
     tokens = tokens_of_rank(config, systems)
@@ -151,21 +131,6 @@ def _attention(config: Config, systems: Systems, keys: float) -> Work:
     products = 2 + 5 + 2 * config.machine.recompute
     flops = 2 * products * it.heads * it.size_of_head * pairs
     return Work("attention", "masked" if masked else "attention", flops)
-
-
-def attending(config: Config) -> int:
-    """Layers with attention."""
-    return config.model.layers - len(set(config.model.attention_free))
-
-
-def mixed_values(config: Config) -> int:
-    """Layers that mix something into their values."""
-    it = config.model
-    if it.value_residual:
-        return attending(config)
-    if it.value_embeddings == "none":
-        return 0
-    return sum(table is not None for table in table_of_layer(it))
 
 
 def _elementwise(config: Config, model: GPT, systems: Systems) -> Iterator[Work]:

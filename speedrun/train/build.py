@@ -40,7 +40,9 @@ from speedrun.train.estimate import (
     sequences_that_fit,
     taken,
     vocab_size_of,
+    without_storage,
 )
+from speedrun.train.memory import Systems, passes_that_fit
 from speedrun.train.world import World
 
 
@@ -112,8 +114,7 @@ def open_data(
     notes = [f"no bits per byte and no samples in this run: {reason}" for reason in why]
     length = config.batch.length
     memory = memory_of(world)
-    fits = sequences_that_fit(config, dataset.vocab_size, memory[0].amount, dtype.itemsize)
-    microbatches = config.microbatches(world.size, fits)
+    microbatches = passes_of_step(config, dataset.vocab_size, world, memory[0].amount, dtype)
     rows = config.batch.tokens // length // world.size // microbatches
     refuse_too_large(config, dataset.vocab_size, world, memory, rows, dtype)
     shared: dict[str, Any] = {
@@ -143,6 +144,19 @@ def open_data(
     )
     sizes = torch.from_numpy(tokenizer.token_bytes()).to(world.device) if tokenizer else None
     return TrainingData(dataset, tokenizer, sizes, loader, validation, microbatches, tuple(notes))
+
+
+def passes_of_step(
+    config: Config, vocab_size: int, world: World, memory: int, dtype: torch.dtype
+) -> int:
+    """The fewest forward passes with which a rank fits, by what a CPU was seen to keep of a
+    sequence, and for a GPU as `speedrun plan` has it."""
+    if world.device.type == "cpu":
+        fits = sequences_that_fit(config, vocab_size, memory, dtype.itemsize)
+        return config.microbatches(world.size, fits)
+    model, shares = without_storage(config, vocab_size), config.machine.share_gradients
+    systems = Systems(world.size, dtype.itemsize, shares_gradients=shares)
+    return passes_that_fit(config, model, systems, memory / config.machine.jobs)[0]
 
 
 def memory_of(world: World) -> list[MemoryLimit]:

@@ -12,10 +12,10 @@ from speedrun.config.resolve import resolve
 from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.plan.chips import Node
 from speedrun.plan.fit import fit, measured, systems_of
-from speedrun.plan.memory import MIB, memory_of_step
 from speedrun.plan.predict import fitted, plan
 from speedrun.science.published import curves
 from speedrun.train.estimate import without_storage
+from speedrun.train.memory import MIB, memory_of_step
 
 # The most that records allocated, as their logs print it: 16 in the mean of 40, 17 and 18 in one.
 PEAK_MIB = {16: 34_239, 17: 31_361, 18: 31_563}

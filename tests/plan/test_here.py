@@ -14,8 +14,9 @@ from speedrun.errors import ConfigError
 from speedrun.plan import here
 from speedrun.plan.here import SYSTEMS, Costs, Pieces, plan_here
 from speedrun.plan.predict import Plan
-from speedrun.plan.work import count, shapes_of, visited_keys, work_of_keys
+from speedrun.plan.work import visited_keys, work_of_keys
 from speedrun.train.estimate import estimate, without_storage
+from speedrun.train.memory import count, shapes_of
 
 VOCAB = 257
 BLOCK, ATTENTION, HEAD, LAUNCHES = 10.0, 3.0, 2.0, 0.5

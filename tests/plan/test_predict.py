@@ -8,8 +8,9 @@ from speedrun.config.resolve import resolve
 from speedrun.config.schema import Config
 from speedrun.errors import ConfigError
 from speedrun.plan.chips import CHIPS, Chip, Node
-from speedrun.plan.predict import USABLE, Shares, plan, rate
+from speedrun.plan.predict import Shares, plan, rate
 from speedrun.plan.work import Work
+from speedrun.train.memory import USABLE
 
 VOCAB = 50_257
 

@@ -17,7 +17,6 @@ from speedrun.model.plan import AttentionPlan, plan_layer
 from speedrun.plan.work import (
     MEAN_DOCUMENT,
     SAMPLES,
-    Systems,
     Work,
     document_numbers,
     visited_keys,
@@ -25,6 +24,7 @@ from speedrun.plan.work import (
     work_of_step,
 )
 from speedrun.train.estimate import without_storage
+from speedrun.train.memory import Systems
 
 VOCAB = 512
 

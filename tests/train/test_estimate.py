@@ -14,7 +14,9 @@ from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model import native
 from speedrun.model.gpt import GPT
 from speedrun.model.mask import dense_mask
-from speedrun.train.build import memory_of, refuse_too_large
+from speedrun.plan.chips import Node
+from speedrun.plan.predict import plan
+from speedrun.train.build import memory_of, passes_of_step, refuse_too_large
 from speedrun.train.estimate import (
     estimate,
     flops_per_token,
@@ -155,13 +157,30 @@ def test_a_limit_of_each_process_is_not_divided(monkeypatch: pytest.MonkeyPatch)
     assert memory_shares()[0] == own
 
 
-@pytest.mark.parametrize("record", ["baseline", "record-03", "record-09", "record-11"])
+@pytest.mark.parametrize(
+    "record", ["baseline", "record-03", "record-09", "record-11", "record-18", "best"]
+)
 def test_a_gpus_memory_is_one_ranks_own(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight ranks with a GPU of 80 GB each: a rank's 64 sequences are one pass, as published."""
+    """Eight ranks with a GPU of 80 GB each: a rank's sequences are one pass, as published."""
     gpu = SimpleNamespace(total_memory=79 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
-    [memory] = memory_of(World(0, 8, 8, torch.device("cuda", 0)))
+    world = World(0, 8, 8, torch.device("cuda", 0))
+    [memory] = memory_of(world)
     assert (memory.amount, memory.each) == (79 * GIB, True)
     config = resolve(record, "small").config
-    fits = sequences_that_fit(config, 50_257, memory.amount, torch.bfloat16.itemsize)
-    assert config.microbatches(8, fits) == 1
+    assert passes_of_step(config, 50_257, world, memory.amount, torch.bfloat16) == 1
+
+
+@pytest.mark.parametrize("record", ["baseline", "record-09", "record-18"])
+def test_a_gpu_takes_as_many_passes_as_are_planned_for_it(record: str) -> None:
+    config = resolve(record, "small", ["machine.recompute=true"]).config
+    for name in ("H100", "4xH100", "RTX4090", "8xRTX4090"):
+        node = Node.parse(name)
+        world = World(0, node.count, node.count, torch.device("cuda", 0))
+        passes = passes_of_step(config, 50_257, world, node.chip.memory, torch.bfloat16)
+        assert passes == plan(config, 50_257, node).microbatches
+    halved = resolve(record, "small", ["machine.recompute=true", "machine.jobs=2"]).config
+    assert passes_of_step(halved, 50_257, world, node.chip.memory, torch.bfloat16) >= passes
+    stated = resolve(record, "small", ["machine.microbatch=1"]).config
+    rows = stated.batch.tokens // stated.batch.length // 8
+    assert passes_of_step(stated, 50_257, world, node.chip.memory, torch.bfloat16) == rows
