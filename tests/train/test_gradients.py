@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from speedrun.optim import AdamOptions, CombinedOptimizer, MuonOptions
+from speedrun.train import scatter
 from speedrun.train.gradients import Gradients, SharedGradients
 from speedrun.train.scatter import Scatter
 from speedrun.train.world import World
@@ -135,6 +136,32 @@ def test_each_rank_has_the_gradients_of_what_it_updates(
     on_ranks(size, compare, tmp_path, views)
 
 
+def send_while_the_backward_goes_on(world: World) -> None:
+    net = Net()
+    parallel = DistributedDataParallel(net, find_unused_parameters=True, bucket_cap_mb=0.01)
+    shared = SharedGradients(parallel, optimizer_of(net))
+    to_come: list[int] = []
+    send = scatter._send
+
+    def noted(sent: Tensor, received: Tensor) -> Any:
+        to_come.append(sum(p.grad is None for p in net.parameters() if p.requires_grad))
+        return send(sent, received)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scatter, "_send", noted)
+        for _ in range(2):
+            to_come.clear()
+            parallel(torch.ones(20), False).backward()
+            shared.arrive()
+            assert len(to_come) >= 6
+            assert to_come[0] > to_come[-1], "the first are sent before the last are there"
+            net.zero_grad()
+
+
+def test_gradients_are_sent_while_others_are_computed(tmp_path: Path) -> None:
+    on_ranks(2, send_while_the_backward_goes_on, tmp_path)
+
+
 def send_what_lies_in_order(world: World) -> None:
     """A table whose rows divide by the ranks is sent from where its gradient is."""
     net = Net()
@@ -142,14 +169,14 @@ def send_what_lies_in_order(world: World) -> None:
     tables = {blocks[0].name: blocks for blocks in optimizer.shares() if len(blocks) == world.size}
     grads = {name: torch.randn(getattr(net, name).shape) for name in ("even", "odd")}
     for name, direct in (("even", True), ("odd", False)):
-        scatter = Scatter(tables[name])
-        scatter.add(getattr(net, name), grads[name])
-        assert scatter._sent is not None
-        assert (scatter._sent.data_ptr() == grads[name].data_ptr()) == direct
-        scatter.arrive()
+        one = Scatter(tables[name])
+        one.add(getattr(net, name), grads[name])
+        assert one._sent is not None
+        assert (one._sent.data_ptr() == grads[name].data_ptr()) == direct
+        one.arrive()
         total = grads[name].clone()
         dist.all_reduce(total)
-        [block] = [one for one in tables[name] if one.owner == world.rank]
+        [block] = [block for block in tables[name] if block.owner == world.rank]
         assert block.shard is not None
         torch.testing.assert_close(block.shard, block.block.as_tiles(total))
 
