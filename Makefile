@@ -47,14 +47,18 @@ gpu: .venv/ready-test
 # Tests that take both cores without asking for one alone.
 SHARED := $(patsubst %,tests/integration/test_%.py,documented_commands foreign_optimizers error_rates rehearsal)
 
+# With Triton beside torch, which all others do without.
+TRITON := tests/integration/test_kernels.py
+
 # Every command of the documents, and their site; heavy packages that nothing else needs, in folders of their own; exports and the server
 # as others use them, in environments without this package; the kernels under sanitizers and as every compiler here builds
 # them, for every CPU that runs here or is emulated.
-integration: .venv/integration/ready .venv/clean/ready .venv/peers/ready .venv/ready-docs
+integration: .venv/integration/ready .venv/triton/ready .venv/clean/ready .venv/peers/ready .venv/ready-docs
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest -n 2 --dist worksteal \
 		$(SHARED) $(ARGS)
 	OMP_NUM_THREADS=1 PYTHONPATH=.venv/integration $(BIN)/pytest tests/integration \
-		$(SHARED:%=--ignore %) $(ARGS)
+		$(SHARED:%=--ignore %) --ignore $(TRITON) $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONPATH=.venv/triton $(BIN)/pytest $(TRITON) $(ARGS)
 	OMP_NUM_THREADS=1 SPEEDRUN_ALL_BUILDS=1 $(BIN)/pytest -n 2 --dist worksteal tests/model \
 		-k "clang or aarch64 or hot_loops" $(ARGS)
 
@@ -67,6 +71,11 @@ fuzz: .venv/ready-test
 	$(PIP) --upgrade --target .venv/integration wandb
 	$(PIP) --upgrade --no-deps --target .venv/integration \
 		muon-optimizer pytorch_optimizer schedulefree opt_einsum
+	touch $@
+
+# Triton beside a CPU build of torch: it compiles kernels for GPUs that are not here, and interprets them.
+.venv/triton/ready: .venv/ready-test
+	$(PIP) --upgrade --no-deps --target .venv/triton triton
 	touch $@
 
 # transformers and what it needs, and nothing of ours.

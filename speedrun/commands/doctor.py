@@ -15,6 +15,7 @@ from speedrun.hardware import matmul_flops, probe_bf16
 from speedrun.limits import threads
 from speedrun.model import native
 from speedrun.model.backend import prepare_backend
+from speedrun.model.kernels import choose_kernels
 from speedrun.model.native.build import compiler_here
 from speedrun.model.plan import AttentionPlanner
 from speedrun.terminal.console import print_table
@@ -102,6 +103,7 @@ def _choices() -> list[tuple[str, str, str]]:
         ("precision", str(dtype).removeprefix("torch."), precision),
         ("attention", attention.backend, f"{attention.reason}: {kernels}"),
         ("kernels", *_kernels()),
+        ("gpu kernels", *choose_kernels("auto", device)),
     ]
 
 

@@ -117,6 +117,7 @@ def _make(words: Sequence[str], folder: Path, ranks: int, device: str) -> dict[s
         "machine.attention=auto",
         "machine.compile=none",
         "machine.full_blocks=true",
+        "machine.kernels=auto",
         "optimizer.muon.dtype=fp32",
     ]
     # All guards: with few, a constant that changes would not be noticed.

@@ -135,7 +135,7 @@ class TrainConfig(Section):
 class MachineConfig(Section):
     """What a run runs on, and how. Results differ by rounding at most, seconds may by much.
 
-    The last five are what landmark records gained time by; switched off, they can be raced.
+    The last six are what landmark records gained time by; switched off, they can be raced.
     """
 
     device: Literal["auto", "cpu", "cuda", "rehearsal"] = Field(
@@ -194,6 +194,11 @@ class MachineConfig(Section):
     )
     prefetch: Prefetch = Field(
         2, description="batches made ahead, and a shard read ahead; 0: when they are asked for"
+    )
+    kernels: Literal["auto", "torch", "triton"] = Field(
+        "auto",
+        description="what computes the loss on a GPU: kernels in Triton, or torch's; auto: triton "
+        "on CUDA where it is installed",
     )
 
     @property

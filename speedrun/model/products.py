@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speedrun.model import native
+from speedrun.model import kernels, native
 from speedrun.model.fused import native_for, relu_squared, rms_norm, rotate, softcap
+from speedrun.model.kernels.loss import head_loss as kernel_head_loss
 from speedrun.model.native.operators import differentiate, operator
 
 FEWEST = 32  # rows
@@ -93,6 +94,9 @@ def head_loss(x_BTD: Tensor, head_VD: Tensor, targets_BT: Tensor, cap: float) ->
     backward pass only multiplies them by its own gradient.
     """
     x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+    if kernels.on(x_ND):
+        one = x_ND.new_ones(1, dtype=torch.float32)
+        return kernel_head_loss(x_ND, head_VD, targets_N[None], one, cap)
     if _native_for(x_BTD, head_VD[:0]):  # any vocabulary will do
         with_gradients = torch.is_grad_enabled() and (x_BTD.requires_grad or head_VD.requires_grad)
         return _head_loss(x_ND, head_VD, targets_N, cap, with_gradients)[0]

@@ -26,6 +26,7 @@ from speedrun.errors import ConfigError
 from speedrun.hardware import matmul_flops, probe_bf16
 from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model.gpt import GPT
+from speedrun.model.kernels import interpreted
 from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.planned import Planned
@@ -223,6 +224,7 @@ def unread_switches(config: Config, world: World, *, compiles: bool) -> list[str
         "overlap_gathers": (several, "there is one rank"),
         "pinned": (on_gpu, "no GPU copies from it"),
         "guards": (compiles, "nothing is compiled"),
+        "kernels": (on_gpu or interpreted(), f"there are none for {world.device.type}"),
     }
     usual = MachineConfig()
     return [

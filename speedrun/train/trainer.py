@@ -32,6 +32,7 @@ from speedrun.files import finite
 from speedrun.hardware import matmul_flops
 from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
+from speedrun.model.kernels import choose_kernels, use_kernels
 from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.planned import Planned
@@ -94,6 +95,8 @@ class Trainer:
             stand_in_for_a_gpu()  # before anything is multiplied in bf16
         self.dtype, precision = choose_precision(config.machine.precision, world.device, **how)
         check_muons_dtype(config, world.device)
+        triton, why_triton = choose_kernels(config.machine.kernels, world.device, **how)
+        use_kernels(triton, world.device)  # before anything is compiled
         self.data = open_data(config, world, dataset, self.dtype, self.progress.batch)
         self.loader, self.microbatches = self.data.loader, self.data.microbatches
         vocab_size = self.data.dataset.vocab_size
@@ -105,7 +108,9 @@ class Trainer:
         self.parallel: nn.Module = self.passes  # or DistributedDataParallel around it
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
-        self.kernels = f"attention {self.planner.backend}: {kernels}"
+        gpus = triton == "triton" or world.device.type == "cuda"
+        others = [f"{triton} for the loss: {why_triton}"] if gpus else []
+        self.kernels = "; ".join([f"attention {self.planner.backend}: {kernels}", *others])
         self.compiles = compiled != "none" or self.planner.backend == "flex"
         few = self.compiles and choose_guards(config, world.device)
         self.compilations = Compilations(few_guards=few)
@@ -136,6 +141,7 @@ class Trainer:
             f"precision {str(self.dtype).removeprefix('torch.')}: {precision}"
             f"{stream if self.dtype == torch.bfloat16 else ''}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
+            *others,
             f"torch.compile: {compiled}{why}",
             *(foreign.about for foreign in self.optimizer.foreign),
             *(["each step waits for its finite check: an optimizer that is not ours cannot leave "

@@ -1,0 +1,67 @@
+"""What the kernels are launched for: the calls of record 18 at full size, and what each is of work.
+
+A rank's step has 65,536 tokens, 768 channels and 50,304 logits. Each call goes through the function
+that the model calls, so what is compiled for it is what a GPU would be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from speedrun.model.kernels import loss
+from speedrun.plan.chips import CHIPS
+from tools.kernels.compiled import empty
+
+N, D, V = 65_536, 768, 50_304
+BF16 = 2  # bytes
+FP32, INT64 = torch.float32, torch.int64
+H100 = CHIPS["h100"]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    call: Callable[[], object]
+    flops: float  # of all its launches
+    bytes: float  # read and written, each once
+    tensor_cores: bool  # whether they do the work; else the floating-point units
+    stated: bool = True  # in the table; others are variants that are compiled and no more
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes
+
+    @property
+    def seconds(self) -> float:
+        """The least that an H100 takes: as long as its memory, or its tensor cores, need."""
+        memory = self.bytes / H100.memory_rate
+        return max(memory, self.flops / H100.flops if self.tensor_cores else 0.0)
+
+
+def _loss(
+    *, tokens: int = N, vocab: int = V, K: int = 1, cap: float = 15.0, gradient: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Callable[[], object]:  # fmt: skip
+    def call() -> object:
+        logits_NV = loss.rows(empty(0, dtype=dtype), tokens, vocab)
+        ids_KN, weights_K = empty(K, tokens, dtype=INT64), empty(K, dtype=FP32)
+        count = empty(dtype=INT64)
+        return loss.losses_in_place(logits_NV, ids_KN, weights_K, cap, count, gradient)
+
+    return call
+
+
+# Of a logit in the kernel, by its source: both loops with a cap, both without, the first alone.
+CAPPED, PLAIN, LOOKED_AT = 26, 14, 14
+CASES = [
+    Case("loss and gradient", _loss(), CAPPED * N * V, 2 * BF16 * N * V, False),
+    Case("loss and gradient, no cap", _loss(cap=0.0), PLAIN * N * V, 2 * BF16 * N * V, False),
+    Case("loss alone", _loss(gradient=False), LOOKED_AT * N * V, BF16 * N * V, False),
+    Case("loss of fp32 logits", _loss(dtype=FP32), CAPPED * N * V, 8 * N * V, False, stated=False),
+    Case("loss, 3 targets", _loss(K=3), 32 * N * V, 2 * BF16 * N * V, False, stated=False),
+    Case("loss, odd sizes", _loss(tokens=65_537, vocab=50_257), 0, 1, False, stated=False),
+    Case("loss, one token", _loss(tokens=1), 0, 1, False, stated=False),
+]  # fmt: skip
