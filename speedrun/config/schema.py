@@ -135,7 +135,7 @@ class TrainConfig(Section):
 class MachineConfig(Section):
     """What a run runs on, and how. Results differ by rounding at most, seconds may by much.
 
-    The last six are what landmark records gained time by; switched off, they can be raced.
+    The last seven are what records gained time by; switched off, they can be raced.
     """
 
     device: Literal["auto", "cpu", "cuda", "rehearsal"] = Field(

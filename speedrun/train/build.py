@@ -26,7 +26,7 @@ from speedrun.errors import ConfigError
 from speedrun.hardware import matmul_flops, probe_bf16
 from speedrun.limits import MemoryLimit, memory_shares
 from speedrun.model.gpt import GPT
-from speedrun.model.kernels import interpreted
+from speedrun.model.kernels import choose_kernels, interpreted, use_kernels
 from speedrun.model.parts import Parts
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.planned import Planned
@@ -232,6 +232,16 @@ def unread_switches(config: Config, world: World, *, compiles: bool) -> list[str
         for key, (used, why) in read.items()
         if not used and getattr(config.machine, key) != getattr(usual, key)
     ]
+
+
+def gpu_kernels(config: Config, device: torch.device) -> list[str]:
+    """Compute with them from here on, in this process, where the config and the device say so; and
+    what to say of it: nothing where there is no GPU."""
+    rehearsal = config.machine.rehearsal
+    chosen, why = choose_kernels(config.machine.kernels, device, rehearsal=rehearsal)
+    use_kernels(chosen, device)
+    told = chosen == "triton" or device.type == "cuda"
+    return [f"{chosen} for the loss: {why}"] if told else []
 
 
 def build_model(config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device) -> GPT:

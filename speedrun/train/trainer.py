@@ -32,7 +32,6 @@ from speedrun.files import finite
 from speedrun.hardware import matmul_flops
 from speedrun.limits import idle_cores
 from speedrun.model.backend import prepare_backend
-from speedrun.model.kernels import choose_kernels, use_kernels
 from speedrun.model.parts import telling
 from speedrun.model.plan import AttentionPlanner
 from speedrun.model.planned import Planned
@@ -49,6 +48,7 @@ from speedrun.train.build import (
     choose_guards,
     choose_precision,
     compile_passes,
+    gpu_kernels,
     open_data,
     unread_switches,
 )
@@ -89,28 +89,23 @@ class Trainer:
         # microcode: after a hundred steps of record 2 they made a step take half as long again.
         # Threads started from here on inherit it.
         torch.set_flush_denormal(True)
-        rehearsal = config.machine.rehearsal
-        how = {"rehearsal": rehearsal}
-        if rehearsal:
+        how = {"rehearsal": config.machine.rehearsal}
+        if config.machine.rehearsal:
             stand_in_for_a_gpu()  # before anything is multiplied in bf16
         self.dtype, precision = choose_precision(config.machine.precision, world.device, **how)
         check_muons_dtype(config, world.device)
-        triton, why_triton = choose_kernels(config.machine.kernels, world.device, **how)
-        use_kernels(triton, world.device)  # before anything is compiled
+        on_gpus = gpu_kernels(config, world.device)  # before anything is compiled
         self.data = open_data(config, world, dataset, self.dtype, self.progress.batch)
         self.loader, self.microbatches = self.data.loader, self.data.microbatches
-        vocab_size = self.data.dataset.vocab_size
         compiled, why = choose_compile(config.machine.compile, world.device, **how)
-        self.model = build_model(config, vocab_size, self.dtype, world.device)
+        self.model = build_model(config, self.data.dataset.vocab_size, self.dtype, world.device)
         self.planner = AttentionPlanner(config, world.device, self.dtype)
         self.passes = Planned(self.model, self.planner)
         compile_passes(self.passes, compiled, **how)
         self.parallel: nn.Module = self.passes  # or DistributedDataParallel around it
         self._no_sync: Callable[[], AbstractContextManager[None]] = nullcontext
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
-        gpus = triton == "triton" or world.device.type == "cuda"
-        others = [f"{triton} for the loss: {why_triton}"] if gpus else []
-        self.kernels = "; ".join([f"attention {self.planner.backend}: {kernels}", *others])
+        self.kernels = "; ".join([f"attention {self.planner.backend}: {kernels}", *on_gpus])
         self.compiles = compiled != "none" or self.planner.backend == "flex"
         few = self.compiles and choose_guards(config, world.device)
         self.compilations = Compilations(few_guards=few)
@@ -118,7 +113,7 @@ class Trainer:
         self.gradients = Gradients(self.model)
         # Where a step's numbers are read before its update. A CPU has them anyway; an optimizer of
         # somebody else's cannot leave a step out by itself.
-        on_gpu = world.device.type == "cuda" or rehearsal
+        on_gpu = world.device.type == "cuda" or config.machine.rehearsal
         self.waits = not on_gpu or bool(self.optimizer.foreign)
         self._under_way = UnderWay(self.progress)
         # Written at every start and into every checkpoint, so that an edited file is found out.
@@ -141,7 +136,7 @@ class Trainer:
             f"precision {str(self.dtype).removeprefix('torch.')}: {precision}"
             f"{stream if self.dtype == torch.bfloat16 else ''}",
             f"attention {self.planner.backend}: {self.planner.reason}: {kernels}",
-            *others,
+            *on_gpus,
             f"torch.compile: {compiled}{why}",
             *(foreign.about for foreign in self.optimizer.foreign),
             *(["each step waits for its finite check: an optimizer that is not ours cannot leave "
