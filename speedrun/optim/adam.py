@@ -2,7 +2,7 @@
 
 The state is fp32 whatever the parameter's type and exists from the start. fp32 parameters on a CPU
 or CUDA device go through torch's fused kernel, one pass over memory; the rest, bf16 tables above
-all, through the same formula in fp32.
+all, through the same formula in fp32, on a GPU in a kernel of ours.
 
 With a process group a large table is shared out: each rank has the state of some neighbouring rows,
 updates these alone and sends them to the others while something else is computed. Whatever is small
@@ -21,6 +21,8 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from speedrun.config.optimizer import AdamOptions
+from speedrun.model import kernels
+from speedrun.model.kernels.adam import adam_step
 from speedrun.optim.base import ParamBlock, Shape, SlotOptimizer, where
 from speedrun.optim.buckets import all_gather
 from speedrun.optim.layout import Block, Rows, Whole
@@ -37,15 +39,22 @@ def adam_update(
 ) -> None:
     """One step of one parameter in fp32; only the last operation rounds to the parameter's type.
 
+    On a GPU a kernel does it in one pass.
+
     Where not `good` the gradient is 0, the moments keep all of themselves, and so does the weight.
     """
     assert param.grad is not None
     beta1, beta2 = options["betas"]
     exp_avg, exp_avg_sq, step = (state[slot] for slot in ("exp_avg", "exp_avg_sq", "step"))
+    step.add_(where(good, 1.0, 0.0))
+    if kernels.on(param) and param.is_contiguous():
+        corrections = torch.stack((1 - beta1**step, 1 - beta2**step))
+        numbers = {name: options[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        adam_step(param, param.grad, exp_avg, exp_avg_sq, corrections, good=good, **numbers)
+        return
     grad = param.grad.float()
     if good is not None:
         grad = grad.where(good, 0.0)
-    step.add_(where(good, 1.0, 0.0))
     exp_avg.lerp_(grad, where(good, 1 - beta1, 0.0))
     exp_avg_sq.mul_(where(good, beta2, 1.0)).addcmul_(grad, grad, value=1 - beta2)
     denominator = exp_avg_sq.div(1 - beta2**step).sqrt_().add_(options["eps"])
