@@ -20,6 +20,7 @@ from torch import Tensor
 from speedrun.model import kernels, native
 from speedrun.model.fused import native_for, relu_squared, rms_norm, rotate, softcap
 from speedrun.model.kernels.loss import head_loss as kernel_head_loss
+from speedrun.model.kernels.mlp import mlp as kernel_mlp
 from speedrun.model.native.operators import differentiate, operator
 
 FEWEST = 32  # rows
@@ -81,6 +82,9 @@ def add_mlp(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """x + down relu(up norm(x))^2 multiplied in `dtype`, the norm being RMSNorm without gain."""
+    if kernels.multiply(x_BTD, dtype):
+        normed_ND = rms_norm(x_BTD, eps).to(dtype).flatten(0, -2)
+        return x_BTD + kernel_mlp(normed_ND, up_FD, down_DF).view_as(x_BTD)
     if dtype == torch.float32 and _native_for(x_BTD, up_FD, down_DF):
         return _add_mlp(x_BTD.flatten(0, -2), up_FD, down_DF, eps)[0].view_as(x_BTD)
     hidden_BTF = relu_squared(linear(rms_norm(x_BTD, eps).to(dtype), up_FD))

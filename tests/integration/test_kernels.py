@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from speedrun.model.kernels import loss
+from speedrun.model.kernels import loss, mlp
 from tests.waiting import PATIENCE
 from tools.kernels.cases import CASES, Case
 from tools.kernels.compiled import SHARED, DoesNotFitError, compiled
@@ -67,6 +67,28 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = compiled(CASES[0].call, 90)
     with pytest.raises(DoesNotFitError, match=r"spills \d+ bytes on sm_90"):
         one.check()
+
+
+def test_tiles_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = (case for case in CASES if case.name == "MLP, up")
+    monkeypatch.setattr(mlp, "tiles", lambda *_: (128, 128, 64, 8, 8))
+    (one,) = compiled(case.call, 90)
+    with pytest.raises(
+        DoesNotFitError, match=r"takes 2\d\d\.\d KiB of shared memory, and sm_90 has"
+    ):
+        one.check()
+
+
+@pytest.mark.parametrize(
+    ("arch", "instruction"),
+    [(80, "mma.sync.aligned.m16n8k16"), (90, "wgmma.mma_async"), (100, "tcgen05.mma")],
+)
+def test_products_are_those_of_the_chip(arch: int, instruction: str) -> None:
+    """Which the compiler falls back from, without a word, where a tile does not suit them."""
+    for case in CASES:
+        if case.tensor_cores and case.stated:
+            for one in compiled(case.call, arch):
+                assert instruction in one.ptx, case.name
 
 
 def test_the_page_has_what_is_printed() -> None:

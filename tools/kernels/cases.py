@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from speedrun.model.kernels import loss
+from speedrun.model.kernels import adam, loss, mlp
 from speedrun.plan.chips import CHIPS
 from tools.kernels.compiled import empty
 
 N, D, V = 65_536, 768, 50_304
+F = 4 * D
 BF16 = 2  # bytes
 FP32, INT64 = torch.float32, torch.int64
 H100 = CHIPS["h100"]
@@ -54,6 +55,34 @@ def _loss(
     return call
 
 
+def _hidden(tokens: int = N, width: int = D, hidden: int = F) -> Callable[[], object]:
+    return lambda: mlp.hidden(empty(tokens, width), empty(hidden, width))
+
+
+def _hidden_gradient(tokens: int = N, width: int = D, hidden: int = F) -> Callable[[], object]:
+    return lambda: mlp.hidden_gradient(
+        empty(tokens, width), empty(width, hidden), empty(tokens, hidden)
+    )
+
+
+def _adam(rows: int, width: int) -> Callable[[], object]:
+    def call() -> object:
+        weights, moments = (
+            [empty(rows, width) for _ in "pg"],
+            [empty(rows, width, dtype=FP32) for _ in "mv"],
+        )
+        good, corrections = empty(dtype=torch.bool), empty(2, dtype=FP32)
+        return adam.adam_step(
+            *weights, *moments, corrections, lr=0.3, betas=(0.8, 0.95), eps=1e-10,
+            weight_decay=0.0, good=good,
+        )  # fmt: skip
+
+    return call
+
+
+ADAM_BYTES = 3 * BF16 + 4 * 4  # weight, gradient and moments read, all but the gradient written
+MLP_BYTES = BF16 * (N * D + D * F + N * F)  # each operand once, and the result
+
 # Of a logit in the kernel, by its source: both loops with a cap, both without, the first alone.
 CAPPED, PLAIN, LOOKED_AT = 26, 14, 14
 CASES = [
@@ -64,4 +93,12 @@ CASES = [
     Case("loss, 3 targets", _loss(K=3), 32 * N * V, 2 * BF16 * N * V, False, stated=False),
     Case("loss, odd sizes", _loss(tokens=65_537, vocab=50_257), 0, 1, False, stated=False),
     Case("loss, one token", _loss(tokens=1), 0, 1, False, stated=False),
+    Case("MLP, up", _hidden(), 2 * N * D * F, MLP_BYTES, True),
+    Case("MLP, gradient", _hidden_gradient(), 2 * N * D * F, MLP_BYTES + BF16 * N * F, True),
+    Case("MLP, up, odd sizes", _hidden(65_537, 771, 3085), 0, 1, True, stated=False),
+    Case("MLP, gradient, odd", _hidden_gradient(65_537, 771, 3085), 0, 1, True, stated=False),
+    Case("MLP, one token", _hidden(tokens=1), 0, 1, True, stated=False),
+    Case("Adam of a bf16 table", _adam(V, D), 14 * V * D, ADAM_BYTES * V * D, False),
+    Case("Adam, odd sizes", _adam(241, 97), 0, 1, False, stated=False),
+    Case("MLP, odd tokens", _hidden_gradient(tokens=65_537), 0, 1, True, stated=False),
 ]  # fmt: skip
