@@ -67,15 +67,14 @@ def _hidden_gradient(tokens: int = N, width: int = D, hidden: int = F) -> Callab
 
 def _adam(rows: int, width: int) -> Callable[[], object]:
     def call() -> object:
-        weights, moments = (
-            [empty(rows, width) for _ in "pg"],
-            [empty(rows, width, dtype=FP32) for _ in "mv"],
-        )
+        weight, grad = empty(rows, width), empty(rows, width)
+        mean, square = empty(rows, width, dtype=FP32), empty(rows, width, dtype=FP32)
         good, corrections = empty(dtype=torch.bool), empty(2, dtype=FP32)
-        return adam.adam_step(
-            *weights, *moments, corrections, lr=0.3, betas=(0.8, 0.95), eps=1e-10,
+        adam.adam_step(
+            weight, grad, mean, square, corrections, lr=0.3, betas=(0.8, 0.95), eps=1e-10,
             weight_decay=0.0, good=good,
         )  # fmt: skip
+        return weight
 
     return call
 
