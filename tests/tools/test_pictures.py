@@ -20,7 +20,7 @@ from tests.documents import PAGES, ROOT
 from tools.pictures import optimizers, step, way
 from tools.pictures.code import QUOTE, calls, check_order, find, wrong_quotes
 from tools.pictures.make import DRAWN, FOLDER, PAGE, RECORDS, TABLE, with_tables
-from tools.pictures.records import IN_BEST, records, saved_since
+from tools.pictures.records import IN_ALL, IN_BEST, records, saved_since
 from tools.pictures.svg import DARK, LIGHT, WIDTH, Drawing, number
 
 SHOWN = re.compile(r"!\[([^\]]*)\]\(([^)]+)\)")
@@ -76,6 +76,8 @@ def test_best_has_the_techniques_that_the_timeline_marks() -> None:
     for key in IN_BEST.values():
         section, _, field = key.partition(".")
         assert getattr(getattr(best, section), field) != getattr(getattr(before, section), field)
+    for key in IN_ALL.values():
+        assert hasattr(best.machine, key.removeprefix("machine.")), key
 
 
 def test_every_picture_is_shown_with_words_for_who_cannot_see_it() -> None:

@@ -15,7 +15,9 @@ from tools.pictures.svg import WIDTH, Drawing
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 KINDS = {"model": "c1", "optimizer": "c2", "training": "c3", "systems": "c0"}
-# Records after 18 of which `best` has a technique, and the key that is its switch.
+# Records after 18 of which `best` has a technique, and the key that is its switch; those of the
+# machine are in every recipe.
+IN_ALL = {24: "machine.share_gradients", 59: "machine.kernels", 60: "machine.kernels"}
 IN_BEST = {20: "model.attention_scale", 49: "model.key_offset", 62: "model.bigram_rows"}
 
 
@@ -198,6 +200,8 @@ def table(first: int, last: int) -> str:
             recipe = f"`{row.recipe}`" if row.recipe else ""
             if row.number in IN_BEST:
                 recipe += f": `{IN_BEST[row.number]}`"
+            if row.number in IN_ALL:
+                recipe = f"all: `{IN_ALL[row.number]}`"
             kind = ", ".join(row.kind)
             when, minutes = f"{row.date:%d %b %Y}".replace(" ", "&nbsp;"), f"{row.minutes:g}"
             cells = (row.number, when, minutes, row.saved, kind, row.what, recipe,
