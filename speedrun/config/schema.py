@@ -192,8 +192,8 @@ class MachineConfig(Section):
     )
     kernels: Literal["auto", "torch", "triton"] = Field(
         "auto",
-        description="what computes loss and MLP on a GPU: kernels in Triton, or torch's; auto: "
-        "triton on CUDA where it is installed",
+        description="what computes loss, MLP and Muon's squares on a GPU: kernels in Triton, or "
+        "torch's; auto: triton on CUDA where it is installed",
     )
 
     @property

@@ -109,7 +109,7 @@ class Trainer:
         self.parallel: nn.Module = self.passes  # or DistributedDataParallel around it
         kernels = prepare_backend(self.planner.backend, config.model.size_of_head)
         gpus = triton == "triton" or world.device.type == "cuda"
-        others = [f"{triton} for loss and MLP: {why_triton}"] if gpus else []
+        others = [f"{triton} for loss, MLP and Muon: {why_triton}"] if gpus else []
         self.kernels = "; ".join([f"attention {self.planner.backend}: {kernels}", *others])
         self.compiles = compiled != "none" or self.planner.backend == "flex"
         few = self.compiles and choose_guards(config, world.device)
