@@ -197,8 +197,8 @@ class MachineConfig(Section):
     )
     kernels: Literal["auto", "torch", "triton"] = Field(
         "auto",
-        description="what computes loss, MLP and the steps of bf16 tables on a GPU: kernels in "
-        "Triton, or torch's; auto: triton on CUDA where it is installed",
+        description="what computes loss, MLP, Muon's squares and steps of bf16 tables on a GPU: "
+        "kernels in Triton, or torch's; auto: triton on CUDA where it is installed",
     )
 
     @property

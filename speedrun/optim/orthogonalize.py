@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from speedrun.config.optimizer import POLAR_EXPRESS_LENGTH, NamedCoefficients, iterations_problem
-from speedrun.model import native
+from speedrun.model import kernels, native
+from speedrun.model.kernels.symmetric import symmetric_product
 from speedrun.optim.errors import OptimError
 
 Triple = tuple[float, float, float]
@@ -183,9 +184,14 @@ def _plain(X_Nmn: Tensor, other_Nmn: Tensor, triples: Sequence[Triple], work: Te
     A_Nmm, B_Nmm = work[0], work[1]
     # a I + b A + c A^2 saves a copy of X per step, but in bf16 the diagonal would drown the rest.
     one_product = X_Nmn.dtype in (torch.float32, torch.float64)
+    half = kernels.multiply(X_Nmn, X_Nmn.dtype)  # on a GPU, of what is symmetric
     for a, b, c in triples:
-        torch.bmm(X_Nmn, X_Nmn.mT, out=A_Nmm)
-        torch.baddbmm(A_Nmm, A_Nmm, A_Nmm, beta=b, alpha=c, out=B_Nmm)
+        if half:
+            symmetric_product(X_Nmn, A_Nmm)
+            symmetric_product(A_Nmm, B_Nmm, alpha=c, add_Nmm=A_Nmm, beta=b)
+        else:
+            torch.bmm(X_Nmn, X_Nmn.mT, out=A_Nmm)
+            torch.baddbmm(A_Nmm, A_Nmm, A_Nmm, beta=b, alpha=c, out=B_Nmm)
         if one_product:
             B_Nmm.diagonal(dim1=1, dim2=2).add_(a)
             torch.bmm(B_Nmm, X_Nmn, out=other_Nmn)

@@ -241,7 +241,7 @@ def gpu_kernels(config: Config, device: torch.device) -> list[str]:
     chosen, why = choose_kernels(config.machine.kernels, device, rehearsal=rehearsal)
     use_kernels(chosen, device)
     told = chosen == "triton" or device.type == "cuda"
-    return [f"{chosen} for loss, MLP and bf16 tables: {why}"] if told else []
+    return [f"{chosen} for loss, MLP, Muon and bf16 tables: {why}"] if told else []
 
 
 def build_model(config: Config, vocab_size: int, dtype: torch.dtype, device: torch.device) -> GPT:

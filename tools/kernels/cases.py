@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from speedrun.model.kernels import adam, loss, mlp
+from speedrun.model.kernels import adam, loss, mlp, symmetric
 from speedrun.plan.chips import CHIPS
 from tools.kernels.compiled import empty
 
@@ -82,6 +82,23 @@ def _adam(rows: int, width: int) -> Callable[[], object]:
 ADAM_BYTES = 3 * BF16 + 4 * 4  # weight, gradient and moments read, all but the gradient written
 MLP_BYTES = BF16 * (N * D + D * F + N * F)  # each operand once, and the result
 
+
+def _symmetric(
+    count: int, m: int, n: int, *, turned: bool = False, adds: bool = False
+) -> Callable[[], object]:
+    def call() -> None:
+        x = empty(count, n, m).mT if turned else empty(count, m, n)
+        add = empty(count, m, m) if adds else None
+        symmetric.symmetric_product(x, empty(count, m, m), alpha=2.0, add_Nmm=add, beta=0.5)
+
+    return call
+
+
+# Of Muon's matrices of 768 x 3072, two for each of 12 layers: half of all products, to the tile.
+COUNT = 2 * 12
+SQUARE = BF16 * COUNT * D * D
+HALF = (D // 128 + 1) / (D // 128)
+
 # Of a logit in the kernel, by its source: both loops with a cap, both without, the first alone.
 CAPPED, PLAIN, LOOKED_AT = 26, 14, 14
 CASES = [
@@ -99,5 +116,11 @@ CASES = [
     Case("MLP, one token", _hidden(tokens=1), 0, 1, True, stated=False),
     Case("Adam of a bf16 table", _adam(V, D), 14 * V * D, ADAM_BYTES * V * D, False),
     Case("Adam, odd sizes", _adam(241, 97), 0, 1, False, stated=False),
+    Case("Muon, X X^T", _symmetric(COUNT, D, F), HALF * COUNT * D * D * F,
+         BF16 * COUNT * D * F + SQUARE, True),
+    Case("Muon, b A + c A^2", _symmetric(COUNT, D, D, adds=True), HALF * COUNT * D * D * D,
+         2 * SQUARE, True),
+    Case("Muon, X in columns", _symmetric(COUNT, D, F, turned=True), 0, 1, True, stated=False),
+    Case("Muon, odd sizes", _symmetric(3, 771, 3085, adds=True), 0, 1, True, stated=False),
     Case("MLP, odd tokens", _hidden_gradient(tokens=65_537), 0, 1, True, stated=False),
 ]  # fmt: skip

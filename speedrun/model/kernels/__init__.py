@@ -1,10 +1,10 @@
 """Kernels for CUDA in Triton, and whether this process computes with them.
 
 Each stands in for a formula that is written in torch beside the call of it, and takes over where
-that stands: the loss (products.head_loss), the MLP (products.add_mlp) and Adam's step of a bf16
-table (optim/adam.py). Triton comes with CUDA builds of torch; it is imported where a kernel is
-first launched and nowhere else, so without it everything here imports, and `choose_kernels` says in
-a sentence why torch's code is taken.
+that stands: the loss (products.head_loss), the MLP (products.add_mlp), Muon's symmetric products
+(optim/orthogonalize.py) and Adam's step of a bf16 table (optim/adam.py). Triton comes with CUDA
+builds of torch; it is imported where a kernel is first launched and nowhere else, so without it
+everything here imports, and `choose_kernels` says in a sentence why torch's code is taken.
 
 On a CPU nothing runs but Triton's interpreter, which is for tests: it takes some milliseconds for
 what a GPU does in a microsecond. With TRITON_INTERPRET=1 in the environment a run can be told to

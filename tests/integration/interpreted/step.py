@@ -19,8 +19,8 @@ SMALL = ("model.layers=4", "model.width=48", "batch.length=512", "batch.tokens=5
          "validation.tokens=512")  # fmt: skip
 pytestmark = pytest.mark.timeout(1800)
 LAUNCHED = {
-    "cpu": {"softcap_cross_entropy", "product"},
-    "rehearsal": {"softcap_cross_entropy", "product", "adam"},
+    "cpu": {"softcap_cross_entropy", "product", "symmetric"},
+    "rehearsal": {"softcap_cross_entropy", "product", "symmetric", "adam"},
 }
 
 
@@ -68,7 +68,7 @@ def test_a_step(device: str, units: float, tiny: Make, monkeypatch: pytest.Monke
     expected, theirs, none, _ = stepped(tiny, device, "torch", monkeypatch)
     assert launched == LAUNCHED[device]
     assert not none
-    assert "triton for loss, MLP and bf16 tables" in said
+    assert "triton for loss, MLP, Muon and bf16 tables" in said
     assert found.keys() == expected.keys()
     assert len(found) > 15
     for name, exact in expected.items():
