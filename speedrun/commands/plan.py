@@ -63,7 +63,7 @@ def _plan_here(
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
         return
-    _print(found)
+    _print(found, peak_is=", what torch's own products reach here")
     print("\nA block, attention, head and loss, and updates were timed just now for a moment each, "
           "at their real\nshapes and on documents of made-up lengths; whatever else ran here made "
           "them slower.")  # fmt: skip
@@ -92,7 +92,7 @@ def _without(record: int) -> Shares:
     return Shares(found["reached"], {record: (real, predicted)})
 
 
-def _print(found: Plan) -> None:
+def _print(found: Plan, peak_is: str = "") -> None:
     config, chip = found.config, found.node.chip
     passes = f"{found.microbatches} forward pass{'es' if found.microbatches > 1 else ''} a step"
     print(f"{config.recipe} on {config.track}, planned for {found.node.name}\n")
@@ -102,7 +102,7 @@ def _print(found: Plan) -> None:
         ("run", f"{duration(config.steps * found.step)} for {config.steps:,} steps of "
                 f"{config.batch.tokens:,} tokens"),
         ("tokens", f"{found.tokens_per_second:,.0f} a second"),
-        ("MFU", f"{found.mfu:.1%} of {_rate_text(found.node.count * chip.flops)}"),
+        ("MFU", f"{found.mfu:.1%} of {_rate_text(found.node.count * chip.flops)}{peak_is}"),
         ("memory", f"{size_text(found.memory_bytes)} of {size_text(chip.memory)} a rank, {passes}"
                    f"{'' if found.fits else ': DOES NOT FIT'}"),
     ]  # fmt: skip
