@@ -12,8 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from speedrun.model.kernels import loss, mlp
+from speedrun.train.build import choose_device
+from speedrun.train.trainer import Trainer
+from speedrun.train.world import World
+from tests.train.heard import Make
 from tests.waiting import PATIENCE
 from tools.kernels.cases import CASES, Case
 from tools.kernels.compiled import SHARED, DoesNotFitError, compiled
@@ -89,6 +94,29 @@ def test_products_are_those_of_the_chip(arch: int, instruction: str) -> None:
         if case.tensor_cores and case.stated:
             for one in compiled(case.call, arch):
                 assert instruction in one.ptx, case.name
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_is_that_of_torch(tiny: Make) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("NOT TESTED: there is no GPU that torch can use; where there is: make gpu")
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for chosen in ("torch", "triton"):
+        config = tiny("model.layers=4", "model.width=64", "batch.length=512", "batch.tokens=1024",
+                      "validation.tokens=1024", "machine.device=cuda", f"machine.kernels={chosen}",
+                      recipe="record-18")  # fmt: skip
+        trainer = Trainer(config, World.alone(choose_device("cuda")), Path(config.data.dir))
+        with trainer.loader:
+            trainer.apply_settings()
+            found[chosen] = {"loss": trainer.forward_backward(next(trainer.loader)).double()}
+        for name, parameter in trainer.model.named_parameters():
+            if parameter.grad is not None:
+                found[chosen][name] = parameter.grad.double()
+        trainer.optimizer.step()
+        assert all(p.isfinite().all() for p in trainer.model.parameters())
+    for name, exact in found["torch"].items():
+        off = (found["triton"][name] - exact).abs().max().item()
+        assert off <= 0.03 * exact.abs().max().item(), name
 
 
 def test_the_page_has_what_is_printed() -> None:
