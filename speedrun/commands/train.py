@@ -130,8 +130,8 @@ def _train(resolved: Resolved, run: RunFolder, request: Request) -> None:
         world.leave()
     if world.first:
         _say_result(config, run, summary, request.sample_tokens)
-    if code and world.first:  # the others are done; torchrun would end this rank for their codes
-        sys.exit(exit_of_rank(code))
+    # Of several the first has the code: torchrun would end it for those of the others.
+    world.end(exit_of_rank(code) if world.first else 0)
 
 
 def _refuse_paths_elsewhere(config: Config, run: RunFolder) -> None:

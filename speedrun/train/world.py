@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,21 @@ class World:
         """A process that exits with its group alive aborts."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def end(self, code: int) -> None:
+        """End this process with that code, if it has one or is a rank of several.
+
+        Threads of gloo's, which torch leaves behind, may still give back a tensor when Python ends
+        by its own way, and abort the process where there is no interpreter any more: a rank leaves
+        at once.
+        """
+        if self.size > 1:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+        if code:
+            sys.exit(code)
 
     @property
     def first(self) -> bool:

@@ -335,4 +335,5 @@ def test_the_optimizers_need_only_the_declarations_of_options_and_the_kernels() 
     needed = {name for module in graph if stage(module) in stages for name in graph[module]}
     others = {name for name in needed if stage(name) not in (*stages, "errors", "files")}
     top = {"speedrun.settings", "speedrun.streams", "speedrun.traces"}
-    assert others == {"speedrun.model.native", *top}
+    kernels = {f"speedrun.model.kernels{name}" for name in ("", ".adam", ".symmetric")}
+    assert others == {"speedrun.model.native", *kernels, *top}
