@@ -100,7 +100,9 @@ class World:
         )
         # What any verb needs is imported once, and looked through for garbage no more.
         for module in pkgutil.walk_packages(speedrun.__path__, "speedrun."):
-            if module.name.rpartition(".")[2] not in ("__main__", "modeling_speedrun"):
+            name = module.name.rpartition(".")[2]
+            with_triton = ".kernels." in module.name and name.endswith("_kernel")
+            if not with_triton and name not in ("__main__", "modeling_speedrun"):
                 importlib.import_module(module.name)
         for name in LATER:
             importlib.import_module(name)

@@ -45,6 +45,9 @@ def test_what_cannot_be_planned_is_left_out(tmp_path: Path) -> None:
     assert [one["machine"] for one in found] == ["1 x H100", "1 x RTX4090"]
     gone = made_config(f"data.dir={tmp_path / 'gone'}")
     assert page_data([made_run(tmp_path / "gone-run", gone)])["plans"] == []
+    public = made_config(f"data.dir={tmp_path / 'fineweb10B'}", "batch.tokens=65536")
+    found = page_data([made_run(tmp_path / "public", public)])["plans"]
+    assert found[0]["step"] == plan(public, 50_257, Node.parse("8xH100")).step
     (tmp_path / "mine.py").write_text(
         "import os\nos.environ['SPEEDRUN_EXECUTED'] = '1'\n"
         "def mlp(inner, layer):\n    return inner\n"

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from speedrun.config.schema import Config
+from speedrun.data.download import REPOSITORIES
+from speedrun.data.shards import PUBLIC_VOCAB
 from speedrun.errors import SpeedrunError
 from speedrun.plan.chips import Node
 from speedrun.plan.predict import plan
@@ -49,7 +52,7 @@ def _planned(config: str, machine: str) -> dict[str, Any] | None:
     """Nothing where the text is not here or the batch cannot be divided by the GPUs."""
     read = Config.model_validate_json(config)
     try:
-        found = plan(read, vocab_size_of(read), Node.parse(machine))
+        found = plan(read, _vocab_size(read), Node.parse(machine))
     except (SpeedrunError, OSError):
         return None
     kinds = dict.fromkeys(KINDS, 0.0)
@@ -66,6 +69,14 @@ def _planned(config: str, machine: str) -> dict[str, Any] | None:
         "fits": found.fits,
         "parts": [[kind, seconds / found.step] for kind, seconds in kinds.items() if seconds],
     }
+
+
+def _vocab_size(config: Config) -> int:
+    """Of a public text also where it was not downloaded to."""
+    folder = Path(config.data.dir).expanduser()
+    if folder.name in REPOSITORIES and not folder.exists():
+        return PUBLIC_VOCAB
+    return vocab_size_of(config)
 
 
 def kind_of(part: str) -> str:
