@@ -36,6 +36,11 @@ def test_several_are_planned_on_one_machine(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / config.recipe, config) for config in configs]
     found = page_data(runs)["plans"]
     assert [(one["group"], one["machine"]) for one in found] == [(0, "8 x H100"), (1, "8 x H100")]
+    # Four rows are not for eight GPUs: then all are planned on one.
+    small = made_config("batch.length=2048", recipe="three")
+    runs.append(made_run(tmp_path / "three", small))
+    found = page_data(runs)["plans"]
+    assert [(one["group"], one["machine"]) for one in found] == [(n, "1 x H100") for n in range(3)]
 
 
 def test_what_cannot_be_planned_is_left_out(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from speedrun.report.page.compare import Group
 from speedrun.train.estimate import vocab_size_of
 
 MACHINES = ("8xH100", "8xA100", "H100", "RTX4090")  # of a single group
-USUAL = MACHINES[0]  # of several
+OF_SEVERAL = (("8xH100",), ("H100",))  # of several groups: one of these, the same for all
 # What the parts of a plan are drawn as, by the beginning or the end of their names.
 KINDS = {
     "matrix products": ("products",),
@@ -36,7 +36,11 @@ KINDS = {
 
 def planned(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """One entry for each machine or group that a plan can be made for."""
-    machines = MACHINES if len(groups) == 1 else (USUAL,)
+    choices = [MACHINES] if len(groups) == 1 else OF_SEVERAL
+    return max((_on(machines, groups) for machines in choices), key=len)  # the first, if alike
+
+
+def _on(machines: Sequence[str], groups: Sequence[Group]) -> list[dict[str, Any]]:
     known = [(number, group.config) for number, group in enumerate(groups)
              if not group.config.used_code()]  # fmt: skip
     return [
