@@ -16,7 +16,9 @@ from tools.docs import autolink, code, links, lists, places, reference
 
 ROOT = Path(__file__).parents[2]
 # Who searches for a word wants its meaning first, and last what was measured about it.
-SEARCHED = {reference.KEYS: 2, reference.VERBS: 2, "kernels.md": 0.5, "CLAIMS.md": 0.5, "LOG.md": 0.25}
+SEARCHED = {
+    reference.KEYS: 2, reference.VERBS: 2, "kernels.md": 0.5, "CLAIMS.md": 0.5, "LOG.md": 0.25,
+}  # fmt: skip
 SOURCES: dict[str, str] = {}  # places of the source files that documents name
 GENERATED: set[str] = set()  # places of pages whose links are the site's own already
 
