@@ -116,7 +116,8 @@ class SharedGradients(Gradients):
         self.divisor = dist.get_world_size()
         self._first = dist.get_rank() == 0
         self._scatters = [Scatter(blocks) for blocks in map(_trained, optimizer.shares()) if blocks]
-        self._scatters_of: dict[Tensor, list[Scatter]] = {}  # one a block that others may be with
+        # Several of a parameter that is cut into blocks of unlike shapes.
+        self._scatters_of: dict[Tensor, list[Scatter]] = {}
         for scatter in self._scatters:
             for param in scatter.params:
                 self._scatters_of.setdefault(param, []).append(scatter)
